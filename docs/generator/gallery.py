@@ -25,7 +25,7 @@ GROUPS = {
     ),
     "Train": (
         "train_digits", "fine_tune_last_block", "low_rank_adapter", "distill_network", "segment_unet", "detect_shapes",
-        "fine_tune_yolo", "fine_tune_vad", "fine_tune_wake_word", "denoise_digits",
+        "fine_tune_yolo", "fine_tune_vad", "fine_tune_wake_word", "fine_tune_piper", "denoise_digits",
         "quantize_digits", "forecast_with_lstm", "find_learning_rate", "optimizers_compared",
     ),
     "Train in other ways": (
@@ -41,7 +41,7 @@ GROUPS = {
 }  # fmt: skip
 """Heading -> names of examples; all others are under "More"."""
 
-LEFT_OUT = {"make_digits_cnn", "networks", "shapes"}
+LEFT_OUT = {"hifigan", "make_digits_cnn", "networks", "shapes"}
 """A program that writes a committed file, and modules that other examples import."""
 
 ONE_THREAD = Path(__file__).parent / "one_thread.py"

@@ -437,6 +437,13 @@ REFERENCE_LRN = Quirk(
     "The reference evaluator's LRN sums over the first few channels only.",
     "onnx_convgrad.checking.float64_kernels",
 )
+STFT_SIDES = Quirk(
+    "STFT_SIDES",
+    "onnx",
+    "",
+    "Shape inference takes the attribute `onesided` of STFT for 0 where it is absent; its default is 1.",
+    "onnx_convgrad.ir.writer",
+)
 
 OPENVINO_DEFAULTS = Quirk(
     "OPENVINO_DEFAULTS",

@@ -15,7 +15,15 @@ from onnx_convgrad.base.forms import finite
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import command, own_option
 from onnx_convgrad.cli.figures import INK, OURS, check_file, no_formula, picture
-from onnx_convgrad.cli.shared_options import DataOptions, check_outputs, named_inputs, opened, out_option, plot_option
+from onnx_convgrad.cli.shared_options import (
+    DataOptions,
+    check_outputs,
+    in_parts,
+    named_inputs,
+    opened,
+    out_option,
+    plot_option,
+)
 from onnx_convgrad.cli.tables import Output, Table, csv_text
 from onnx_convgrad.errors import ArgumentError, shown
 
@@ -77,7 +85,7 @@ def evaluate(
         check_file(output_file, "An evaluation", _SUFFIXES)
     check_outputs(data, output_file, plot=plot)
     with out.stages("reading the data"):
-        source = read_data(data)
+        source = in_parts(read_data(data), options.part_length, options.part_past)
         predictor = opened(model, options, loss=True)
         announce("evaluating")
         found = evaluation(

@@ -125,7 +125,7 @@ class _Inspected:
     def to_dict(self) -> dict[str, Any]:
         """The whole content as JSON values."""
         from onnx_convgrad.cli.rewrite import described
-        from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of
+        from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of, states_of
 
         labels, preprocessing = labels_of(self.source), preprocessing_of(self.source)
         rows = [
@@ -147,6 +147,7 @@ class _Inspected:
             **self._ports(),
             "labels": labels,
             "preprocessing": asdict(preprocessing) if preprocessing else None,
+            "states": states_of(self.source),
             "parameters": self.numbers,
             "layers": rows,
             "globs": {glob: [v.name for v in values] for glob, values in self.globs.across().items()},
@@ -177,7 +178,7 @@ class _Inspected:
             out.table(self._results())
 
     def _show_file(self, out: Output) -> None:
-        from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of
+        from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of, states_of
 
         labels, p = labels_of(self.source), preprocessing_of(self.source)
         opsets = ", ".join(f"{domain or 'ai.onnx'} {n}" for domain, n in self.source.graph.opset_imports.items())
@@ -192,6 +193,8 @@ class _Inspected:
         if labels is not None:
             rest = len(labels) - 5
             out.line(f"Labels: {', '.join(labels[:5])}{f' and {rest} more' if rest > 0 else ''}")
+        for name, output in states_of(self.source).items():
+            out.line(f"State: the input {name} takes the output {output} of the call before")
         out.line()
 
     def _tree(self, values: Sequence[Stored], depth: int) -> Table:

@@ -12,7 +12,7 @@ import typer
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import command, own_option
 from onnx_convgrad.cli.figures import check_file
-from onnx_convgrad.cli.shared_options import DataOptions, check_outputs, opened, out_option
+from onnx_convgrad.cli.shared_options import DataOptions, check_outputs, in_parts, opened, out_option
 from onnx_convgrad.cli.tables import Output, Table, csv_text
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def predict(
         check_file(output_file, "Predictions", _SUFFIXES)
     check_outputs(data, output_file)
     with out.stages("reading the data"):
-        source = read_data(data)
+        source = in_parts(read_data(data), options.part_length, options.part_past)
         predictor = opened(model, options)
         announce("predicting")
         found = predictions(predictor, source, output=options.of, task=options.task, batch_size=options.batch_size)

@@ -60,6 +60,13 @@ def provider_option(use: str) -> Any:
     return own_option("--provider NAME", f"Execution provider: {use}")
 
 
+FILE_STATES = "[default: those of the file]"
+PART_LENGTH = "Data are then sequences `[sequences, time, ...]`, or one `[time]`. [default: no parts]"
+_STATES, _LENGTH, _PAST = (
+    "frontend.load:load(states)",
+    "data.sequences:Sequences(length)",
+    "data.sequences:Sequences(past)",
+)
 _PREPROCESSING, _PREDICT = "frontend.metadata:Preprocessing", "evaluation.predict:predict"
 
 
@@ -86,8 +93,32 @@ class DataOptions(ImageOptions):
     task: str | None = option(of=_PREDICT)
     batch_size: int | None = option(of=_PREDICT, text="[default: the model's, or 32]")
     input_values: Mapping[str, Any] | None = shared("input_values")
+    states: Mapping[str, str] | None = option("INPUT=OUTPUT...", of=_STATES, text=FILE_STATES, parse=text.states)
+    part_length: int | Mapping[str, int] | None = option(
+        "[ARRAY=]INT...", of=_LENGTH, text=PART_LENGTH, parse=text.part_length
+    )
+    part_past: int | Mapping[str, int] | None = option("[ARRAY=]INT...", of=_PAST, parse=text.part_past)
     providers: Sequence[str] | None = option("NAMES...", of="training.trainer:Trainer", parse=text.names)
     threads: int | None = option(of="runtime.session_options:SessionOptions", text="[default: the cores]")
+
+
+def in_parts(source: Any, length: int | Mapping[str, int] | None, past: int | Mapping[str, int] | None) -> Any:
+    """Data in parts of this length; data as they are if there is none.
+
+    Raises:
+        ArgumentError: The data are not arrays, or there is a past without a length.
+    """
+    from onnx_convgrad.data.datasets import Arrays
+    from onnx_convgrad.data.sequences import Sequences
+
+    if length is None:
+        if past is not None:
+            raise ArgumentError("--part-past is for --part-length.", hint="Give both, or neither.")
+        return source
+    if not isinstance(source, Arrays):
+        raise ArgumentError("--part-length is for arrays.", hint="Leave it out.")
+    arrays = {name: array[None] if array.ndim == 1 else array for name, array in source.arrays.items()}
+    return Sequences(arrays, length, past=past or 0)
 
 
 def check_outputs(data: Iterable[str], *outputs: Path | None, plot: Path | None = None) -> None:
@@ -113,6 +144,7 @@ def opened(model: str, options: DataOptions, *, loss: bool = False) -> Predictor
         model,
         loss=loss,
         input_values=options.input_values,
+        states=options.states,
         providers=list(options.providers or ()) or None,
         options={"threads": options.threads} if options.threads else None,
     )

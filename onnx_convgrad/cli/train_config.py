@@ -14,7 +14,7 @@ from typing import Any
 
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.warn import warn
-from onnx_convgrad.cli.shared_options import DATA, LABELS, out_help, plot_help
+from onnx_convgrad.cli.shared_options import DATA, FILE_STATES, LABELS, PART_LENGTH, out_help, plot_help
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.command_options import option, same, written
@@ -64,7 +64,8 @@ _METRICS = "none: no metric. [default: accuracy of classes; exact, cer]"
 
 
 PANELS = {
-    "Data": "data validation map* labels* image_size resize* preprocessing mean* std* augment batch_size shuffle",
+    "Data": "data validation map* labels* image_size resize* preprocessing mean* std* augment batch_size shuffle "
+    "part_length* part_past*",
     "Loss and metrics": "loss loss_options* class_weight* classes head* metric teacher* distill_weight* temperature*",
     "Optimizer": "optimizer optimizer_options* lr momentum* weight_decay clip_norm grad_norm* layer_decay* decay_filter* "
     "accumulate ema*",
@@ -74,7 +75,7 @@ PANELS = {
     "Privacy": "private noise* epsilon* max_norm* delta* replace_batchnorm*",
     "Files and logs": "out checkpoint_every* keep* plot log* tensorboard mlflow* wandb*",
     "Graphs": "providers threads target* deterministic* lowering* max_workspace* recompute* activation_precision* "
-    "memory_budget input_shape* input_value* limit*",
+    "memory_budget input_shape* input_value* states* limit*",
     "Several processes (mpiexec, torchrun)": "rank_timeout* overlap* shard_optimizer* sync_batchnorm*",
 }
 """Heading in the help -> fields below it; with a star those whose options `--help-all` shows, and `--help` does not."""
@@ -185,6 +186,9 @@ class Config:
     input_shape: Names = _shared("input_shapes", ())
     input_value: Names = _shared("input_values", ())
     limit: Names = _shared("limits", ())
+    states: Names = option("INPUT=OUTPUT...", of="frontend.load:load(states)", text=FILE_STATES, default=())
+    part_length: Names = option("[ARRAY=]INT...", of="data.sequences:Sequences(length)", text=PART_LENGTH, default=())
+    part_past: Names = option("[ARRAY=]INT...", of="data.sequences:Sequences(past)", default=())
     image_size: Names = option(
         "HxW", of=f"{_PREPROCESSING}(size)", text="The model's input gets it, too. [default: the model's]", default=()
     )

@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.base.paths import as_path
-from onnx_convgrad.cli.shared_options import named_inputs
+from onnx_convgrad.cli.shared_options import in_parts, named_inputs
 from onnx_convgrad.cli.train_config import Config, share_of
 from onnx_convgrad.data.batches import BATCH_SIZE, Loader
 from onnx_convgrad.data.datasets import Arrays, Dataset, named_arrays
@@ -70,7 +70,9 @@ def _dataset(config: Config, entries: tuple[str, ...], classes: tuple[str, ...] 
             f"--augment {other[0]} changes images in folders, and the data are arrays.",
             hint=f"Use {' or '.join(MIXINGS)}, or leave it out.",
         )
-    return Arrays(named_arrays(entries), augment=config.augment)
+    arrays = Arrays(named_arrays(entries), augment=config.augment)
+    length = text.part_length(config.part_length) if config.part_length else None
+    return in_parts(arrays, length, text.part_past(config.part_past) if config.part_past else None)  # type: ignore[no-any-return]
 
 
 def sized(config: Config, model: ir.Model) -> Config:

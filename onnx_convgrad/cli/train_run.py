@@ -27,8 +27,10 @@ from onnx_convgrad.distributed.launchers import restarts
 from onnx_convgrad.distributed.ranks import Ranks
 from onnx_convgrad.errors import ArgumentError, ConvGradError, DivergenceError, shown
 from onnx_convgrad.frontend.files import read
+from onnx_convgrad.frontend.metadata import declare_states
 from onnx_convgrad.metrics.metric import Metric
 from onnx_convgrad.metrics.named import resolve_metrics
+from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.programs.optim.schedules import Schedule
 from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.runtime import import_runtime
@@ -189,6 +191,7 @@ def _assembled(
     check_available(import_runtime(), [name for name, _ in resolve_providers(list(config.providers) or None)])
     announce("reading the data")
     model = read(config.model or "")
+    declare_states(model, text.states(config.states) if config.states else None)
     config = train_data.sized(config, model)
     data, held = train_data.datasets(config)
     config = with_default_loss(config, data, tell)

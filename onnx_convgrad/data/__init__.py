@@ -10,6 +10,7 @@ from onnx_convgrad.data.class_weights import class_weights
 from onnx_convgrad.data.datasets import Arrays, Dataset, Part, read_arrays
 from onnx_convgrad.data.images import ImageFolder
 from onnx_convgrad.data.ragged import pad_sequences
+from onnx_convgrad.data.sequences import Sequences
 from onnx_convgrad.data.teacher import with_teacher
 from onnx_convgrad.data.texts import TextImages
 from onnx_convgrad.frontend.metadata import Preprocessing
@@ -22,6 +23,7 @@ __all__ = [
     "Loader",
     "Part",
     "Preprocessing",
+    "Sequences",
     "Stream",
     "TextImages",
     "as_batches",

@@ -26,9 +26,10 @@ from onnx_convgrad.data.checks import check_batch, check_labels
 from onnx_convgrad.data.columns import Columns, is_columns
 from onnx_convgrad.data.datasets import Arrays, Dataset, Part, Rows, permutation, read_arrays, seed_sequence
 from onnx_convgrad.data.images import ImageFolder, is_image_folder
-from onnx_convgrad.data.inputs import Batch, BatchLike, ProgramInputs, as_array
+from onnx_convgrad.data.inputs import STATE_ROWS, Batch, BatchLike, ProgramInputs, as_array
 from onnx_convgrad.data.prefetch import prefetched
 from onnx_convgrad.data.sample_weights import ClassWeight, weights_of_samples
+from onnx_convgrad.data.sequences import Sequences
 from onnx_convgrad.data.texts import TextImages, is_table
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.programs.losses.sample_weight import SAMPLE_WEIGHT
@@ -147,6 +148,8 @@ class Loader:
         self._batch(first, self.dataset)  # reports arrays that do not fit at once
 
     def __len__(self) -> int:
+        if isinstance(self.dataset, Sequences):  # another order may make a few more or less
+            return sum(1 for _ in self._rows(0, 0))
         full, rest = divmod(len(self.dataset), self.batch_size)
         return full + (rest > 0 and not self.drop_last)
 
@@ -178,6 +181,11 @@ class Loader:
         Raises:
             ArgumentError: The program takes batches of a fixed size.
         """
+        if isinstance(self.dataset, Sequences):
+            raise ArgumentError(
+                f"Streams of sequences run on one rank, not on {size}.",
+                hint="Train in one process; or let each rank cut its own sequences, and call step with its parts.",
+            )
         fixed = self.inputs.batch_size()
         if fixed is not None:
             self.inputs.refuse_fixed_batch(
@@ -198,9 +206,31 @@ class Loader:
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         dataset = self.dataset.augmented(self.seed, epoch) if self.augment else self.dataset
-        return (self._batch(rows, dataset) for rows in self._rows(epoch, start))
+        for rows, before in self._placed(epoch, start):
+            batch = self._batch(rows, dataset)
+            if self.manifest.states and batch:
+                batch[STATE_ROWS] = before
+            yield batch
+
+    def _placed(self, epoch: int, start: int) -> Iterator[tuple[Rows, np.ndarray]]:
+        """The samples of each batch, with their rows in the batch before: -1, except for parts that continue a stream."""
+        if isinstance(self.dataset, Sequences):
+            yield from islice(self._streams(self.dataset, epoch), start, None)
+            return
+        for rows in self._rows(epoch, start):
+            yield rows, np.full(rows.stop - rows.start if isinstance(rows, slice) else len(rows), -1)
+
+    def _streams(self, dataset: Sequences, epoch: int) -> Iterator[tuple[Rows, np.ndarray]]:
+        order = permutation(dataset.count, self.seed, epoch) if self.shuffle else np.arange(dataset.count)
+        for rows, before in dataset.streams(self.batch_size, order):
+            if len(rows) < self.batch_size and self.drop_last:
+                return
+            yield rows, before
 
     def _rows(self, epoch: int, start: int) -> Iterator[Rows]:
+        if isinstance(self.dataset, Sequences):
+            yield from (rows for rows, _ in self._placed(epoch, start))
+            return
         samples, size = len(self.dataset), self.batch_size
         order = permutation(samples, self.seed, epoch) if self.shuffle else None
         if self.lengths is not None:
@@ -287,6 +317,11 @@ class Stream:
         """Number of batches; raises TypeError if the source has no length."""
         source: Any = self.source
         return len(source)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the next epoch goes on where the last one has left an iterator."""
+        return self._rest is not None
 
     def epoch_iterator(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch; those before `start` are read from the source and skipped.

@@ -170,7 +170,7 @@ class Arrays(Dataset):
                 f"Arrays takes a mapping from names to arrays, not {type(arrays).__name__}.",
                 hint="For example Arrays({'x': x, 'y': y}).",
             )
-        self.arrays: dict[str, Any] = {str(name): _opened(value, name) for name, value in arrays.items()}
+        self.arrays: dict[str, Any] = {str(name): opened_array(value, name) for name, value in arrays.items()}
         if not self.arrays:
             raise ArgumentError("The data hold no arrays.", hint="Give arrays by name, or a file that holds some.")
         for name, array in self.arrays.items():
@@ -368,8 +368,10 @@ def named_arrays(entries: Iterable[str | os.PathLike[str]]) -> dict[str, Any]:
     return arrays
 
 
-def _opened(value: Any, name: str) -> np.ndarray | Ragged:
+def opened_array(value: Any, name: str) -> np.ndarray | Ragged:
     """An array, that of a file, or sequences."""
+    if isinstance(value, Ragged):
+        return value
     if is_ragged(value):
         return Ragged.of(value, name)
     if not isinstance(value, (str, os.PathLike)):

@@ -36,6 +36,9 @@ USUAL_TARGETS = frozenset("y target targets label labels class classes mask mask
 _WEIGHTS = frozenset("weight weights mask masks".split())
 """Words in names of arrays that a loss would have to take."""
 
+STATE_ROWS = "state_rows"
+"""Array of a batch `[samples]`, int64: the row of each stream in the batch before, or -1 if it begins."""
+
 
 class Checked(dict[str, np.ndarray]):
     """A batch whose values were checked for the classes `classes`, so that they need not be checked again."""
@@ -64,6 +67,9 @@ class ProgramInputs:
         self.preprocessing, self.axes = manifest.preprocessing, manifest.batch_axes
         self.ports = {port.name: port for port in (*self.data, *self.targets)}
         self.weight = manifest.sample_weight if manifest.sample_weight in self.ports else None
+        self.states = manifest.states
+        self._optional = {self.weight, *self.states}
+        self._first = manifest.samples_in.name
         self._trained_with = manifest.sample_weight
         self._axis_hints = dict(_axis_hints(manifest))
         self._classes = manifest.classes
@@ -85,7 +91,7 @@ class ProgramInputs:
         """Match inputs to arrays: by `names`, by equal names, by usual names such as `x` and `y_train`, else by order.
 
         Labels are matched by order only if everything is: beside arrays with names, all others are left alone. Weights of
-        samples are matched by their name alone, and may be missing.
+        samples and states are matched by their names alone, and may be missing.
 
         Raises:
             ArgumentError: An input is left without an array.
@@ -100,16 +106,18 @@ class ProgramInputs:
         if self.weight is not None and self.weight not in matches and SAMPLE_WEIGHT in arrays:
             matches[self.weight] = SAMPLE_WEIGHT
         for array in arrays:  # of one output, `target_mask` stands for `<output>_target_mask`
-            ends = [port for port in self.ports if port.endswith(f"_{array}") and port not in (*matches, self.weight)]
+            ends = [
+                port for port in self.ports if port.endswith(f"_{array}") and port not in (*matches, *self._optional)
+            ]
             if len(ends) == 1 and array not in matches.values():
                 matches[ends[0]] = array
         for words in (_whole, _words):
             for ports, usual in ((self.data, _DATA), (self.targets, USUAL_TARGETS)):
-                unmatched = [port.name for port in ports if port.name not in (*matches, self.weight)]
+                unmatched = [port.name for port in ports if port.name not in (*matches, *self._optional)]
                 candidates = [name for name in arrays if words(name) & usual and name not in matches.values()]
                 if len(unmatched) == len(candidates) == 1:
                     matches[unmatched[0]] = candidates[0]
-        missing = [port for port in self.ports if port not in matches and port != self.weight]
+        missing = [port for port in self.ports if port not in matches and port not in self._optional]
         spare = [name for name in arrays if name not in matches.values()]
         guessed = bool(matches) and any(port.name in missing for port in self.targets)
         if len(missing) == len(spare) and not guessed:
@@ -149,15 +157,16 @@ class ProgramInputs:
             ArgumentError: Arrays are missing, or have another shape or kind than the inputs.
         """
         if isinstance(batch, Mapping):
-            keys = tuple(map(str, batch))
+            rows = batch.get(STATE_ROWS) if self.states else None
+            keys = tuple(str(name) for name in batch if rows is None or name != STATE_ROWS)
             if self._matched is None or self._matched[0] != keys:
                 self._matched = keys, self.match(keys)
                 if self._tells:
                     self._tell_unused(name for name in keys if name not in self._matched[1].values())
             chosen = {port: (f"array {name!r}", batch[name]) for port, name in self._matched[1].items()}
         else:
-            values = list(_flat(batch))
-            required = [port for port in self.ports if port != self.weight]
+            rows, values = None, list(_flat(batch))
+            required = [port for port in self.ports if port not in self._optional]
             if len(values) not in (len(required), len(self.ports)):
                 raise ArgumentError(
                     f"A batch has {len(values)} array{'s' * (len(values) != 1)}; the program takes {len(self.ports)}:"
@@ -182,12 +191,24 @@ class ProgramInputs:
         if self.weight is not None and self.weight not in arrays:
             arrays[self.weight] = np.ones(self._samples(arrays), self.ports[self.weight].dtype)
         self._check_sizes(arrays)
+        if rows is not None:
+            arrays[STATE_ROWS] = self._state_rows(as_array(rows), arrays)
         return Checked(arrays, batch.classes) if isinstance(batch, Checked) else arrays
 
     def _samples(self, arrays: Batch) -> int:
         """The number of samples of a batch."""
-        first = self.data[0].name
-        return int(arrays[first].shape[self.axes.get(first, 0)]) if arrays[first].ndim else 1
+        first = arrays[self._first]
+        return int(first.shape[self.axes.get(self._first, 0)]) if first.ndim else 1
+
+    def _state_rows(self, rows: np.ndarray, arrays: Batch) -> np.ndarray:
+        """The rows of the streams in the batch before; raises `ArgumentError` unless there is one for each sample."""
+        count = self._samples(arrays)
+        if rows.dtype.kind not in "iu" or rows.shape != (count,) or rows.min(initial=0) < -1:
+            raise ArgumentError(
+                f"{STATE_ROWS!r} of a batch of {count} samples is {rows.dtype} of shape {rows.shape}.",
+                hint="Give a whole number for each: its row in the batch before, or -1 for a stream that begins.",
+            )
+        return rows.astype(np.int64)
 
     def _numbers(self, array: np.ndarray, port: Port, label: str) -> np.ndarray:
         """Scale pixels; return any other array as it is."""
@@ -286,12 +307,12 @@ class ProgramInputs:
 
     def batch_size(self) -> int | None:
         """Number of samples that the program takes at a time, if it is fixed."""
-        sizes = {p.shape[self.axes.get(p.name, 0)] for p in self.ports.values() if p.shape}
+        sizes = {p.shape[self.axes.get(n, 0)] for n, p in self.ports.items() if p.shape and n not in self.states}
         return next((size for size in sizes if isinstance(size, int)), None)
 
     def refuse_fixed_batch(self, message: str) -> NoReturn:
         """Raise `ArgumentError` for a use of the program that needs batches of another size; the hint frees the size."""
-        name, port = next(iter(self.ports.items()))
+        name, port = self._first, self.ports[self._first]
         axis, shape = self.axes.get(name, 0), port.shape or (None,)
         if not isinstance(shape[axis], int):
             raise ArgumentError(

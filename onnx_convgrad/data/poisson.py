@@ -13,6 +13,7 @@ import numpy as np
 
 from onnx_convgrad.data.batches import Batches, Loader
 from onnx_convgrad.data.datasets import Rows, seed_sequence
+from onnx_convgrad.data.sequences import Sequences
 from onnx_convgrad.errors import ArgumentError
 
 
@@ -46,6 +47,11 @@ class PoissonLoader(Loader):
             raise ArgumentError(
                 "Private training draws each sample by itself, so that batches cannot have one length.",
                 hint="Leave group_by_length out.",
+            )
+        if isinstance(source.dataset, Sequences):
+            raise ArgumentError(
+                "Private training draws each sample by itself, and parts of a sequence follow one another.",
+                hint="Give whole sequences: lists of arrays by name.",
             )
         if source.dataset.mixing.drawn:
             raise ArgumentError(

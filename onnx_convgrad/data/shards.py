@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from onnx_convgrad.data.batches import Batches, Loader, shard_of
-from onnx_convgrad.data.inputs import Batch, BatchLike, Checked
+from onnx_convgrad.data.inputs import STATE_ROWS, Batch, BatchLike, Checked
+from onnx_convgrad.errors import ArgumentError
 
 
 def is_empty(batch: BatchLike) -> bool:
@@ -47,6 +48,11 @@ class Shards:
         return self.source.describe()
 
     def _shard(self, batch: Batch) -> Batch:
+        if (batch.get(STATE_ROWS, np.array(-1)) >= 0).any():
+            raise ArgumentError(
+                f"The array {STATE_ROWS!r} names rows of batches that several ranks divide among themselves.",
+                hint="Leave it out, so that each row continues its stream; or let each rank call step with its own batches.",
+            )
         count = next((len(array) for array in batch.values() if array.ndim), 1)
         rows = shard_of(count, self.rank, self.size)
         if rows.start == rows.stop:

@@ -16,6 +16,7 @@ from onnx_convgrad.base.names import check_names
 from onnx_convgrad.data.batches import DataLike, as_dataset, first_of
 from onnx_convgrad.data.datasets import Dataset, Part, Rows
 from onnx_convgrad.data.inputs import Batch, ProgramInputs, cast
+from onnx_convgrad.data.sequences import Sequences
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.frontend.endings import Ending
 from onnx_convgrad.frontend.files import AnyModel, read
@@ -75,6 +76,11 @@ class Teacher:
         """A data set with the logits; one of a part is a part, whose samples keep their numbers."""
         if isinstance(dataset, Part):
             return Part(self.teaching(dataset.dataset), dataset.rows)
+        if isinstance(dataset, Sequences):
+            raise ArgumentError(
+                "A teacher computes the logits of samples, and parts of sequences would each begin its states anew.",
+                hint="Compute its outputs with og.predict over the same data.Sequences, and give them as an array.",
+            )
         return Taught(dataset, self)
 
     def __call__(self, batch: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -38,6 +38,7 @@ from onnx_convgrad.metrics.texts import TextCounts, codes_of, decoded
 from onnx_convgrad.programs.manifest import Port
 from onnx_convgrad.runtime import Providers, SessionOptionsLike
 from onnx_convgrad.training.prediction import batch_results
+from onnx_convgrad.training.stream_states import carrying
 
 _OUTPUT, _TARGET = "output", "target"
 
@@ -140,7 +141,11 @@ def evaluation(
     reading = _Reading(predictor, chosen, port, task, top, _classes_of(predictor, dataset))
     progress, count = Progress(), 0
     results_of = batch_results(
-        predictor.manifest, dataset, lambda batch: predictor.run(batch, [chosen.name]), batch_size, names=matched
+        predictor.manifest,
+        dataset,
+        carrying(predictor.manifest, predictor.run, [chosen.name]),
+        batch_size,
+        names=matched,
     )
     axes = predictor.manifest.batch_axes
     for batch, results, full in results_of:
@@ -170,8 +175,10 @@ def evaluated_texts(
         matched = ProgramInputs(m, names).match(list(source.bound(m).take(slice(0, 1))))
     axis = 1 if reading.time_first else 0
 
+    carried = carrying(predictor.manifest, predictor.run, [output.name])
+
     def run(batch: Batch) -> Mapping[str, Any]:
-        results = predictor.run(batch, [output.name])
+        results = carried(batch)
         return {**results, output.name: np.moveaxis(np.asarray(results[output.name]), axis, 0)}
 
     for batch, results, full in batch_results(m.batch_first(output.name), dataset, run, batch_size, names=matched):

@@ -25,6 +25,7 @@ from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime import Providers, SessionOptionsLike
 from onnx_convgrad.training.prediction import predict
+from onnx_convgrad.training.stream_states import carrying
 
 Names = str | Sequence[str]
 
@@ -145,7 +146,12 @@ class Mapper:
             ExecutionError: ONNX Runtime cannot run it.
         """
         names = [*self.gradients, *self.outputs]
-        found = predict(self.predictor.manifest, batch, lambda b: self.predictor.run(b, names), self.batch_size)
+        found = predict(
+            self.predictor.manifest,
+            batch,
+            carrying(self.predictor.manifest, self.predictor.run, names),
+            self.batch_size,
+        )
         if not self.norms:
             return found
         axes, norms = self.predictor.manifest.batch_axes, {}

@@ -25,6 +25,7 @@ from onnx_convgrad.metrics import scores
 from onnx_convgrad.metrics.texts import decoded, frames_first, samples_first
 from onnx_convgrad.runtime import Providers, SessionOptionsLike
 from onnx_convgrad.training.prediction import predict as outputs_over
+from onnx_convgrad.training.stream_states import carrying
 
 Data = DataLike | Sequence[str | os.PathLike[str]]
 """Data, or the paths of files and folders that `read_data` reads."""
@@ -145,7 +146,7 @@ def predictions(
     names = [o.name for o in predictor.outputs]
     if reads_text(predictor, chosen, task):
         return _texts(predictor, data, chosen, batch_size)
-    outputs = outputs_over(predictor.manifest, data, lambda batch: predictor.run(batch, names), batch_size)
+    outputs = outputs_over(predictor.manifest, data, carrying(predictor.manifest, predictor.run, names), batch_size)
     y = squeezed(np.moveaxis(outputs[chosen.name], predictor.manifest.batch_axes.get(chosen.name, 0), 0))
     task = task or task_of(predictor, chosen, y.ndim, y.shape[1] if y.ndim > 1 else 1)
     samples = sample_names(data, len(y))
@@ -161,8 +162,10 @@ def _texts(predictor: Predictor, data: Any, output: ModelOutput, batch_size: int
     """Predict texts; the outputs are those of the frames, `[N, T, classes]`."""
     reading = reading_of(predictor, output)
 
+    carried = carrying(predictor.manifest, predictor.run, [output.name])
+
     def run(batch: Batch) -> Mapping[str, Any]:
-        return {output.name: reading.frames(np.asarray(predictor.run(batch, [output.name])[output.name]))}
+        return {output.name: reading.frames(np.asarray(carried(batch)[output.name]))}
 
     found = outputs_over(predictor.manifest.batch_first(output.name), data, run, batch_size)
     texts = decoded(*reading.of(found[output.name]))

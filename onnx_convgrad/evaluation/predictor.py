@@ -17,7 +17,7 @@ from onnx_convgrad.data.inputs import Batch
 from onnx_convgrad.errors import ArgumentError, ExecutionError, ModelError
 from onnx_convgrad.frontend.bound_inputs import InputValues, bound_arrays, with_all_axes
 from onnx_convgrad.frontend.files import AnyModel, read
-from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of
+from onnx_convgrad.frontend.metadata import declare_states, labels_of, preprocessing_of, states_of
 from onnx_convgrad.ir.notes import MANIFEST
 from onnx_convgrad.metrics.batch_weights import BINARY_LOSSES, CLASS_LOSSES, Counts
 from onnx_convgrad.programs.batch_axes import batch_axes
@@ -97,39 +97,45 @@ def open_model(
     *,
     loss: bool = False,
     input_values: InputValues | None = None,
+    states: Mapping[str, str] | None = None,
     providers: Providers | None = None,
     options: SessionOptionsLike | None = None,
 ) -> Predictor:
     """Open a model, or the folder of a training run: its best model, else the trained one, else the newest checkpoint.
 
     With `loss`, the model of a run also computes its loss. Inputs that were bound to constants when the model was trained
-    keep these values; `input_values` binds others, or gives other values.
+    keep these values; `input_values` binds others, or gives other values. `states` are as for `load`.
 
     Raises:
-        ArgumentError: The folder is not that of a run, or a member of `input_values` is unknown or does not fit.
+        ArgumentError: The folder is not that of a run, or a value or a state does not fit the inputs.
         ModelError: The file is not a usable ONNX model, or an input is not a tensor of numbers.
     """
     if not isinstance(model, (str, os.PathLike)) or not as_path(model, "The model").is_dir():
-        return _of_file(model, input_values, providers, options)
+        return _of_file(model, input_values, states, providers, options)
     folder = Path(model)
     file, names = trained_file(folder), class_names(folder)
-    if file is None and input_values:
+    if file is None and (input_values or states):
         raise ArgumentError(
-            f"{str(folder)!r} holds only checkpoints, which keep the values of inputs that they were trained with.",
-            hint="Leave --input-value out.",
+            f"{str(folder)!r} holds only checkpoints, which keep the values of inputs and the states of their training.",
+            hint="Leave --input-value and --states out.",
         )
-    if (file is None or (loss and not input_values)) and (folder / PROGRAM).is_dir():
+    if (file is None or (loss and not (input_values or states))) and (folder / PROGRAM).is_dir():
         opened = _of_run(folder, file, loss=loss, providers=providers, options=options)
     else:
-        opened = _of_file(file or folder, input_values, providers, options)
+        opened = _of_file(file or folder, input_values, states, providers, options)
     m = opened.manifest
     return replace(opened, manifest=m.described(m.labels or names, m.preprocessing))
 
 
 def _of_file(
-    model: AnyModel, values: InputValues | None, providers: Providers | None, options: SessionOptionsLike | None
+    model: AnyModel,
+    values: InputValues | None,
+    states: Mapping[str, str] | None,
+    providers: Providers | None,
+    options: SessionOptionsLike | None,
 ) -> Predictor:
     loaded = read(model)
+    declare_states(loaded, states)
     stored = set(loaded.graph.initializers)
     bound = _bound(loaded, values or {})
     ports = tuple(_port(v) for v in loaded.graph.inputs if v.name not in stored and v.name not in bound)
@@ -151,7 +157,7 @@ def _of_file(
                 hint="Compare the shapes of the data with those of the inputs: `python -m onnx_convgrad inspect MODEL`.",
             ) from problem
 
-    return Predictor(_manifest(loaded, ports), _outputs(loaded.graph), run)
+    return Predictor(_manifest(loaded, ports), _outputs(loaded), run)
 
 
 def _bound(model: ir.Model, values: InputValues) -> dict[str, np.ndarray]:
@@ -180,7 +186,7 @@ def _of_run(folder: Path, file: Path | None, *, loss: bool, providers: Any, opti
             raise ModelError(f"{str(file)!r} has no {missing[0]!r}, which the program beside it trains.", hint=_ALONE)
         tensors = {p.name: stored[p.name].const_value for p in trainer.manifest.stored()}
         trainer.load({name: tensor.numpy() for name, tensor in tensors.items() if tensor is not None})
-    outputs = _outputs(described.graph)
+    outputs = _outputs(described)
     m = trainer.manifest.described(
         labels_of(described) or trainer.manifest.labels, preprocessing_of(described) or trainer.manifest.preprocessing
     )
@@ -203,6 +209,7 @@ def _manifest(model: ir.Model, ports: tuple[Port, ...]) -> Manifest:
     axes = batch_axes(model, [port.name for port in ports])
     options: dict[str, Any] = {"batch_axes": axes} if axes else {}
     options |= {} if weight is None else {"sample_weight": weight}
+    options["states"] = {n: o for n, o in states_of(model).items() if n in {port.name for port in ports}}
     plain = Manifest(ports, targets, Port("", "float32", ()), "", (), (), (), (), losses=losses, options=options)
     return plain.described(labels_of(model), preprocessing_of(model))
 
@@ -216,8 +223,10 @@ def _port(value: ir.Value) -> Port:
     return Port.from_value(value)
 
 
-def _outputs(graph: ir.Graph) -> tuple[ModelOutput, ...]:
-    floats = [v for v in dict.fromkeys(graph.outputs) if v.dtype is not None and v.dtype.is_floating_point()]
+def _outputs(model: ir.Model) -> tuple[ModelOutput, ...]:
+    """The floating outputs that are not states."""
+    others = [v for v in dict.fromkeys(model.graph.outputs) if v.name not in states_of(model).values()]
+    floats = [v for v in others if v.dtype is not None and v.dtype.is_floating_point()]
     return tuple(ModelOutput(v.name or "", meaning_of(v), Port.from_value(v).shape) for v in floats)
 
 

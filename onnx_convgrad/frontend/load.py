@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copyreg
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import onnx
@@ -18,6 +18,7 @@ from onnx_convgrad.frontend.canonicalize import canonical_passes
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.exporters.separate_merged import RestoreMerged, SeparateMembers
 from onnx_convgrad.frontend.files import AnyModel, copied, read_source
+from onnx_convgrad.frontend.metadata import declare_states
 from onnx_convgrad.frontend.model import Model, check_settings, refuse_settings
 from onnx_convgrad.frontend.roles import NoteRoles
 from onnx_convgrad.frontend.shapes.declared import InputShapes
@@ -33,6 +34,7 @@ def load(
     *,
     input_shapes: InputShapes | None = None,
     input_values: InputValues | None = None,
+    states: Mapping[str, str] | None = None,
     limits: Limits | None = None,
     base_dir: str | os.PathLike[str] | None = None,
 ) -> Model:
@@ -48,6 +50,9 @@ def load(
         input_values: Inputs that are bound to constants. `{"sr": 16000}`: values are numbers, bools, lists or arrays,
             which are broadcast to a fixed shape. Results have no such inputs, and an If whose condition depends on them
             alone is replaced by the branch that it takes.
+        states: Inputs that take an output of the call before. `{"state": "stateN"}`: training, `predict` and `evaluate`
+            carry it from one part of a stream to the next. It goes into the metadata of all that is made of the model, such
+            as an exported file. `{}` removes those of the file.
         limits: Bounds on what a file can ask for. See `onnx_convgrad.Limits`.
         base_dir: The folder of external weights, for a model that is not given by its path.
 
@@ -55,13 +60,15 @@ def load(
         The loaded model. Its `roles` say what each input and stored value is, and why.
 
     Raises:
-        ArgumentError: A shape or a value does not fit its input, or the model is loaded already and another argument is
-            given.
+        ArgumentError: A shape, a value or a state does not fit its input, or the model is loaded already and another
+            argument is given.
         ModelError: The model cannot be read or brought to opset 21.
         LimitError: The model exceeds the limits.
     """
     if isinstance(model, Model):
-        refuse_settings(input_shapes=input_shapes, input_values=input_values, limits=limits, base_dir=base_dir)
+        refuse_settings(
+            input_shapes=input_shapes, input_values=input_values, states=states, limits=limits, base_dir=base_dir
+        )
         return model
     check_settings(input_shapes, input_values, limits)
     shapes, values = (None if given is None else dict(given) for given in (input_shapes, input_values))
@@ -69,6 +76,7 @@ def load(
     with details():
         announce("reading")
         source = read_source(model, base_dir)
+        declare_states(source, states)
         announce("canonicalizing")
         return load_source(source, shapes, values, limits=limits, kind=kind)
 

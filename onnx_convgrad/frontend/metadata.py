@@ -1,22 +1,26 @@
-"""Labels and preprocessing in the metadata of a model, so that the file alone is enough to run it on images.
+"""Labels, preprocessing and states in the metadata of a model, so that the file alone is enough to run it.
 
 `metadata_props["onnx_convgrad.labels"]` is a JSON list with the names of the classes, by number.
 `metadata_props["onnx_convgrad.preprocessing"]` is a JSON object; `Preprocessing` says what its keys mean.
+`metadata_props["onnx_convgrad.states"]` is a JSON object from inputs to outputs: the input takes what the output was in the
+call before.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeVar
 
 import onnx_ir as ir
 
 from onnx_convgrad.base.forms import NUMBER, Is, check_form, parse_json
+from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.errors import ArgumentError, ModelError
 
 LABELS, PREPROCESSING = "onnx_convgrad.labels", "onnx_convgrad.preprocessing"
+STATES = "onnx_convgrad.states"
 
 T = TypeVar("T")
 
@@ -118,6 +122,60 @@ def preprocessing_of(model: ir.Model) -> Preprocessing | None:
     return _parsed(model, PREPROCESSING, Preprocessing.from_json)
 
 
+def states_of(model: ir.Model) -> dict[str, str]:
+    """Input -> output whose value it takes in the next call; those that the graph no longer has are left out.
+
+    Raises:
+        ModelError: The metadata is damaged.
+    """
+    states = _parsed(model, STATES, lambda text: parse_json(text, {str: str})) or {}
+    inputs, outputs = ({v.name for v in values} for values in (model.graph.inputs, model.graph.outputs))
+    return {name: output for name, output in states.items() if name in inputs and output in outputs}
+
+
+def declare_states(model: ir.Model, states: Mapping[str, str] | None) -> None:
+    """Write states into the metadata of a model, in place; `None` leaves what is there.
+
+    Raises:
+        ArgumentError: They do not map inputs to outputs of the same type and shape, each output once.
+    """
+    if states is None:
+        return
+    _check_states(states, model.graph)
+    model.metadata_props[STATES] = json.dumps(dict(states))
+
+
+def _check_states(states: object, graph: ir.Graph) -> None:
+    if not isinstance(states, Mapping):
+        raise ArgumentError(
+            f"states must map names of inputs to names of outputs, not {states!r:.60}.",
+            hint="For example {'state': 'stateN'}: the input state takes the output stateN of the call before.",
+        )
+    inputs, outputs = ({v.name or "": v for v in values} for values in (graph.inputs, graph.outputs))
+    check_names(list(states), list(inputs), "input in states:", INSPECT)
+    check_names(list(states.values()), list(outputs), "output in states:", INSPECT)
+    for name, output in states.items():
+        first, following = inputs[name], outputs[output]
+        if not _alike(first, following):
+            raise ArgumentError(
+                f"The input {name!r} cannot take the output {output!r}: they are {first.dtype}{first.shape} and "
+                f"{following.dtype}{following.shape}.",
+                hint="Pair inputs with outputs of the same type and shape; `inspect` lists both.",
+            )
+        if list(states.values()).count(output) > 1:
+            raise ArgumentError(f"The output {output!r} is in states twice.", hint="Each input has its own output.")
+
+
+def _alike(a: ir.Value, b: ir.Value) -> bool:
+    """Whether two values may have one type and one shape."""
+    if None not in (a.dtype, b.dtype) and a.dtype != b.dtype:
+        return False
+    if a.shape is None or b.shape is None:
+        return True
+    pairs = [(x, y) for x, y in zip(a.shape, b.shape, strict=False) if isinstance(x, int) and isinstance(y, int)]
+    return len(a.shape) == len(b.shape) and all(x == y for x, y in pairs)
+
+
 def _parsed(model: ir.Model, key: str, parse: Callable[[str], T]) -> T | None:
     try:
         return parse(model.metadata_props[key]) if key in model.metadata_props else None
@@ -127,7 +185,11 @@ def _parsed(model: ir.Model, key: str, parse: Callable[[str], T]) -> T | None:
         ) from problem
 
 
-def describe(model: ir.Model, labels: Sequence[str] | None = None, preprocessing: Preprocessing | None = None) -> None:
+def describe(
+    model: ir.Model,
+    labels: Sequence[str] | None = None,
+    preprocessing: Preprocessing | None = None,
+) -> None:
     """Write labels and preprocessing into the metadata of a model, in place; `None` leaves what is there."""
     if labels is not None:
         model.metadata_props[LABELS] = json.dumps(list(labels))

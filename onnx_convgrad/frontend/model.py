@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.limits import Limits
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.bound_inputs import InputValues
+from onnx_convgrad.frontend.metadata import states_of
 from onnx_convgrad.frontend.roles import Role, parameters, roles_of
 from onnx_convgrad.frontend.shapes.declared import InputShapes
 
@@ -59,6 +60,11 @@ class Model:
     def roles(self) -> Mapping[str, Role]:
         """Each input and stored value by name: its `kind` (such as `"parameter"` or `"constant"`) and the `reason`."""
         return MappingProxyType(dict(roles_of(self.canonical.graph)))
+
+    @property
+    def states(self) -> dict[str, str]:
+        """Input -> output whose value it takes in the next call: those given to `load`, or those of the file."""
+        return states_of(self.canonical)
 
     @property
     def opset(self) -> int:

@@ -133,6 +133,8 @@ class NodeWriter:
         while operands and operands[-1] is None:
             operands.pop()
         attributes = {k: v for k, v in attributes.items() if v is not None}
+        if op_type == "STFT":
+            attributes.setdefault("onesided", 1)  # see quirks.STFT_SIDES
         frozen = tuple(sorted([(k, _freeze(v)) for k, v in attributes.items()])) if attributes else ()
         key = (domain, op_type, outputs, tuple(operands), frozen)
         pure = op_type not in RANDOM

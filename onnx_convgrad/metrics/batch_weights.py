@@ -29,9 +29,9 @@ BINARY_LOSSES = ("BCE", "BCEWithLogits", "SigmoidFocal", "BinaryDice")
 
 
 def samples(manifest: Manifest, batch: Arrays) -> int:
-    """Number of samples: the size of the axis of samples of the first input."""
-    first = batch[manifest.data[0].name]
-    return int(first.shape[manifest.batch_axes.get(manifest.data[0].name, 0)]) if first.ndim else 1
+    """Number of samples: the size of the axis of samples of the first input that is not a state."""
+    name = manifest.samples_in.name
+    return int(batch[name].shape[manifest.batch_axes.get(name, 0)]) if batch[name].ndim else 1
 
 
 class Counts:

@@ -30,6 +30,10 @@ PROGRESS = {
 """The form of a progress in JSON."""
 
 
+_BESIDE = ("arrays", "states")
+"""Fields that are stored beside the JSON."""
+
+
 class History(list[dict[str, Any]]):
     """One row for each finished epoch: the name of each quantity -> its number. A notebook shows a table."""
 
@@ -52,6 +56,7 @@ class Progress:
         history: One row for each finished epoch.
         callbacks: State of the callbacks of `fit`, by name.
         arrays: Arrays of the callbacks, by name, which are stored beside the JSON.
+        states: Input -> state of the streams after the last batch, which are stored beside the JSON.
         data: Description of the data of `fit`.
         learning_rate: The learning rate that was set in place of the schedule, if any.
         scheduled_from: Epochs that were done when the schedule began.
@@ -68,6 +73,7 @@ class Progress:
     history: History = field(default_factory=History)
     callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
     arrays: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    states: dict[str, np.ndarray] = field(default_factory=dict)
     data: dict[str, Any] | None = None
     learning_rate: float | None = None
     scheduled_from: int = 0
@@ -118,16 +124,16 @@ class Progress:
         self.sums, self.collected, self.seconds = {}, {}, 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON values, without the arrays of callbacks."""
+        """Convert to JSON values, without the arrays of callbacks and the states of streams."""
         lists = {name: [part.tolist() for part in parts] for name, parts in self.collected.items()}
-        plain = asdict(replace(self, collected={}, arrays={}))
-        return {**{name: value for name, value in plain.items() if name != "arrays"}, "collected": lists}
+        plain = asdict(replace(self, collected={}, arrays={}, states={}))
+        return {**{name: value for name, value in plain.items() if name not in _BESIDE}, "collected": lists}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Progress:
         """Create from JSON values of the form `PROGRESS`."""
         arrays = {name: [np.asarray(part) for part in parts] for name, parts in values["collected"].items()}
-        plain = {f.name: values[f.name] for f in fields(cls) if f.name not in ("collected", "arrays")}
+        plain = {f.name: values[f.name] for f in fields(cls) if f.name not in ("collected", *_BESIDE)}
         return cls(**{**plain, "history": History(values["history"])}, collected=arrays)
 
 

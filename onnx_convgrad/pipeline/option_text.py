@@ -194,6 +194,38 @@ def input_shapes(values: Sequence[str]) -> dict[str, list[int | str | None]]:
     return shapes
 
 
+def states(values: Sequence[str]) -> dict[str, str]:
+    """`--states INPUT=OUTPUT`."""
+    return dict(_pairs("--states", values, "state=stateN"))
+
+
+def part_length(values: Sequence[str]) -> int | dict[str, int]:
+    """`--part-length N`, or ARRAY=N for each array."""
+    return _part("--part-length", values)
+
+
+def part_past(values: Sequence[str]) -> int | dict[str, int]:
+    """`--part-past N`, or ARRAY=N for some arrays."""
+    return _part("--part-past", values)
+
+
+def _part(option: str, values: Sequence[str]) -> int | dict[str, int]:
+    if len(values) == 1 and values[0].isdecimal():
+        return int(values[0])
+    pairs = _pairs(option, values, "x=512")
+    wrong = next((value for _, value in pairs if not value.isdecimal()), None)
+    if wrong is not None:
+        raise ArgumentError(f"{option}: {wrong!r} is not a whole number.", hint=f"For example {option} x=512.")
+    return {name: int(value) for name, value in pairs}
+
+
+def _pairs(option: str, values: Sequence[str], example: str) -> list[tuple[str, str]]:
+    for value in values:
+        if not all(value.partition("=")):
+            raise ArgumentError(f"{option} {value!r} is not of the form NAME=VALUE.", hint=f"For example {example}.")
+    return [(value.partition("=")[0], value.partition("=")[2]) for value in values]
+
+
 def input_values(values: Sequence[str]) -> dict[str, Any]:
     """`--input-value NAME=VALUE`: a number, `true`, `false`, numbers separated by commas, or `@FILE.npy`."""
     bound: dict[str, Any] = {}

@@ -2,6 +2,7 @@
 
 Names of sizes tell it, such as `B` in `x[B, T, 4]` and `h[2, B, 8]`. Where they do not, the axis is followed by
 factors from the operands and results of operators with a length for each sequence, to the inputs and outputs of the graph.
+Of a state, it is the only size that the model leaves open.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.activity import rule_of
 from onnx_convgrad.autodiff.factors import Axes
 from onnx_convgrad.errors import UnsupportedCase
+from onnx_convgrad.frontend.metadata import states_of
 from onnx_convgrad.ir.call import Call, signature
 from onnx_convgrad.ir.notes import GRADIENTS
 from onnx_convgrad.programs.manifest import Port
@@ -27,7 +29,7 @@ def batch_axes(model: ir.Model, inputs: Collection[str]) -> dict[str, int]:
     """Input or output -> axis of the samples, where that is not the first; `inputs` are those that take data."""
     graph = model.graph
     fed = [v for v in graph.inputs if v.name in inputs]
-    axes = dict(_followed(graph)) | _named(fed, graph.outputs)
+    axes = dict(_of_states(model, fed)) | dict(_followed(graph)) | _named(fed, graph.outputs)
     gradients = json.loads(model.metadata_props.get(GRADIENTS, "{}"))
     axes |= {gradient: axes[name] for name, gradient in gradients.items() if name in axes}
     known = {v.name: v for v in (*fed, *graph.outputs)}
@@ -44,6 +46,17 @@ def _named(inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> dict[str,
         return {}
     name = (everywhere or common)[0]
     return {v.name or "": shape.index(name) for v, shape in shapes.items() if name in shape}
+
+
+def _of_states(model: ir.Model, inputs: Sequence[ir.Value]) -> Iterator[tuple[str, int]]:
+    """Axes of states, and of the outputs that they take, if one size is open and the data have an open number of samples."""
+    states, shapes = states_of(model), {v.name or "": Port.from_value(v).shape or () for v in inputs}
+    if any(isinstance(size, int) for name, shape in shapes.items() if name not in states for size in shape[:1]):
+        return
+    for name, output in states.items():
+        free = [axis for axis, size in enumerate(shapes.get(name, ())) if not isinstance(size, int)]
+        if len(free) == 1:
+            yield from ((name, free[0]), (output, free[0]))
 
 
 def _followed(graph: ir.Graph) -> Iterator[tuple[str, int]]:

@@ -15,7 +15,7 @@ from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.exporters.separate_merged import RestoreMerged
 from onnx_convgrad.frontend.files import AnyModel, cloned, copied
 from onnx_convgrad.frontend.load import load, load_source
-from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of
+from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of, states_of
 from onnx_convgrad.frontend.parts import chosen_parts, split_parts
 from onnx_convgrad.frontend.roles import NoteRoles
 from onnx_convgrad.frontend.selection import resolve_wrt
@@ -153,15 +153,16 @@ def build_training(
         wanted = [*(v.name or "" for v in resolve_wrt(base.graph, wanted, stored=True)), *added]
     parameters = parameter_names(base.graph, wanted, freeze, integers)
     optimizer = grouped(optimizer, base.graph, parameters).fitted(layers_of(base.graph, parameters))
+    all_outputs, states = output_names(base.graph, None), states_of(base)
     chosen = output_names(base.graph, outputs)
     plan = ProgramPlan(
         model=replace(loaded, source=source, canonical=base),
         target=target_of(settings),
         options=settings,
-        terms=resolve(base.graph, loss, chosen if outputs else None),
+        terms=resolve(base.graph, loss, [name for name in chosen or all_outputs if name not in states.values()]),
         optimizer=optimizer,
         parameters=parameters,
-        outputs=chosen,
+        outputs=tuple(name for name in all_outputs if name in {*chosen, *states.values()}),
         frozen=frozen_nodes(base.graph, freeze_statistics or bool(adapters)),
         unbiased=unbiased_variance,
         seed=whole(seed, "seed", 0),
@@ -191,6 +192,8 @@ def _recorded(plan: ProgramPlan, ema: float | None, *, synchronized: bool) -> di
     }
     if bound:
         options["input_values"] = {name: np.asarray(value).tolist() for name, value in bound.items()}
+    if states_of(plan.base):
+        options["states"] = states_of(plan.base)
     if plan.quantization is not None:
         options["quantization"] = plan.quantization
     if plan.privacy is not None:

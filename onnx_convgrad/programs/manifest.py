@@ -155,6 +155,16 @@ class Manifest:
         return self.options.get("sample_weight")
 
     @property
+    def states(self) -> dict[str, str]:
+        """Input -> output of the model whose value it takes in the next call."""
+        return dict(self.options.get("states", {}))
+
+    @property
+    def samples_in(self) -> Port:
+        """The input of the data that tells the number of samples: the first one that is not a state."""
+        return next((port for port in self.data if port.name not in self.states), self.data[0])
+
+    @property
     def batch_axes(self) -> dict[str, int]:
         """Input, labels or output -> axis of the samples, where that is not the first."""
         return dict(self.options.get("batch_axes", {}))
@@ -309,6 +319,7 @@ class Manifest:
             known = [name for name in _OPTIONS if name in values["options"]]
             check_form({n: values["options"][n] for n in known}, {n: _OPTIONS[n] for n in known})
             _check_names(values)
+            _check_states(values)
             manifest = cls(**{f.name: _field(f.name, values[f.name]) for f in fields(cls)})
             _ = manifest.preprocessing, manifest.classes, manifest.characters
             _check_order(manifest, order)
@@ -349,6 +360,7 @@ _OPTIONS = {
     "layer_norms": {str: NAME},
     "sample_weight": NAME,
     "batch_axes": {str: NATURAL},
+    "states": {str: NAME},
     "classes": {str: _CLASSES},
     "characters": {str: _TEXTS},
     "privacy": (None, {"noise": NUMBER, "max_norm": NUMBER, "delta": NUMBER}),
@@ -409,6 +421,14 @@ def _check_names(values: Mapping[str, Any]) -> None:
     for loss, name in zip(losses, alone, strict=False):
         if len(loss["summands"]) == 1 and loss["summands"][0]["value"] != name:
             raise ValueError(f"a summand has the value {loss['summands'][0]['value'][:80]!r}, which is not an output")
+
+
+def _check_states(values: Mapping[str, Any]) -> None:
+    """Raise ValueError for a state that is not an input, or takes what is not an output."""
+    data = {port["name"] for port in values["data"]}
+    for name, output in values["options"].get("states", {}).items():
+        if name not in data or output not in values["outputs"]:
+            raise ValueError(f"the state {name[:80]!r} is not an input, or {output[:80]!r} is not an output")
 
 
 def _check_order(manifest: Manifest, order: Any) -> None:

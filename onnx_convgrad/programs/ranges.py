@@ -72,7 +72,7 @@ class Ranges:
             if node is None or (node.domain, node.op_type) != ("ai.onnx.ml", "Normalizer"):
                 return _ALL
             return (0, 1) if self.of(node.inputs[0], depth)[0] >= 0 else _ALL
-        if is_op(node, "If"):
+        if is_op(node, "If") or _of_all_turns(node, value):
             return _hull([self.of(body.outputs[value.index() or 0], depth) for _, body in subgraphs(node)])
         if value is not node.outputs[0] and node.op_type != "Split":
             return _ALL
@@ -134,6 +134,11 @@ class Ranges:
             if is_weight(weight):
                 return _hull([self.of(other, depth), (0, 0)])
         return None
+
+
+def _of_all_turns(node: ir.Node, value: ir.Value) -> bool:
+    """Whether a value holds the results of all turns of a Scan."""
+    return is_op(node, "Scan") and (value.index() or 0) >= len(node.inputs) - Call(node).int("num_scan_inputs", 0)
 
 
 def _adds_up(weight: ir.Value | None, reduction: ir.Node) -> bool:

@@ -41,6 +41,9 @@ _FORM = {
 _OF_CALLBACKS = "onnx_convgrad.callbacks/"
 """Start of the names of arrays that callbacks keep: then the callback's name, a slash, and the array's name."""
 
+_OF_STREAMS = "onnx_convgrad.streams/"
+"""Start of the names of states of streams: then the name of the input. Of several ranks, none are stored."""
+
 _DIGEST = "onnx_convgrad.digest"
 _OLDER = "Restore an older one: of a folder, the newest that is intact is taken."
 _NUMBERED = re.compile(r"step-(\d+)\.safetensors")
@@ -202,6 +205,8 @@ def save(trainer: TrainerLike, progress: Progress, path: Path) -> Path:
     check_values(tensors, trainer.engine, progress.steps)
     kept = progress.arrays.items()
     tensors |= {f"{_OF_CALLBACKS}{callback}/{n}": array for callback, arrays in kept for n, array in arrays.items()}
+    if not trainer.ranks.several:
+        tensors |= {f"{_OF_STREAMS}{name}": array for name, array in progress.states.items()}
     if trainer.ranks.leader:
         write(path, Checkpoint(tensors, info))
     return path
@@ -218,10 +223,13 @@ def restore(trainer: TrainerLike, path: Path) -> tuple[Path, Progress]:
     schedule = describe_schedule(trainer.schedule)
     if ranks.leader and info["schedule"] != schedule:
         warn(f"The learning rate now follows {schedule}; the checkpoint was made with {info['schedule']}.")
-    own = {name: array for name, array in state.tensors.items() if not name.startswith(_OF_CALLBACKS)}
+    own = _values(state)
     trainer.engine.restore(own, info["seed"])
     progress = Progress.from_json(info["progress"])
     for key in state.tensors.keys() - own.keys():
+        if key.startswith(_OF_STREAMS):
+            progress.states[key.removeprefix(_OF_STREAMS)] = state.tensors[key]
+            continue
         callback, _, array = key.removeprefix(_OF_CALLBACKS).partition("/")
         progress.arrays.setdefault(callback, {})[array] = state.tensors[key]
     if first_rate(info["schedule"]) != first_rate(schedule):
@@ -244,8 +252,7 @@ def _found(trainer: TrainerLike, path: Path) -> tuple[Path, Checkpoint]:
 def _check(state: Checkpoint, trainer: TrainerLike, path: Path) -> None:
     """Refuse the checkpoint of another program, naming the first difference, or of a run that had diverged."""
     manifest = trainer.manifest
-    own = ((name, array) for name, array in state.tensors.items() if not name.startswith(_OF_CALLBACKS))
-    stored = {name: _typed(array.dtype, array.shape) for name, array in own}
+    stored = {name: _typed(array.dtype, array.shape) for name, array in _values(state).items()}
     wanted = {entry.name: _typed(entry.dtype, entry.shape) for entry in manifest.moving()}
     wanted |= {n: _typed(p.dtype, p.shape) for n, p in _frozen(state, trainer).items()}
     missing, unknown = [n for n in wanted if n not in stored], [n for n in stored if n not in wanted]
@@ -270,6 +277,11 @@ def _check(state: Checkpoint, trainer: TrainerLike, path: Path) -> None:
         f"{str(path)!r} is of another program: {reason}.",
         hint="Restore it into the program that it was saved with, or start anew.",
     )
+
+
+def _values(state: Checkpoint) -> dict[str, np.ndarray]:
+    """The values of the program, without what callbacks and streams keep."""
+    return {name: a for name, a in state.tensors.items() if not name.startswith((_OF_CALLBACKS, _OF_STREAMS))}
 
 
 def _frozen(state: Checkpoint, trainer: TrainerLike) -> Mapping[str, Port]:

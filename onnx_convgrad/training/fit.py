@@ -29,6 +29,7 @@ from onnx_convgrad.training.divergence import check_values, diverged, finite
 from onnx_convgrad.training.engine import Results
 from onnx_convgrad.training.learning_rates import rate_at, scheduled
 from onnx_convgrad.training.protocols import TrainerLike
+from onnx_convgrad.training.stream_states import StreamStates
 
 if TYPE_CHECKING:
     from onnx_convgrad.privacy import Accountant
@@ -181,6 +182,8 @@ class TrainingRun:
         found = self.source.epoch_iterator(progress.epoch, progress.position)
         left = None if self.most is None else self.most - progress.position
         batches = (trainer.inputs(batch) if batch else {} for batch in islice(found, left))
+        if not progress.position and not getattr(self.source, "goes_on", False):
+            progress.states.clear()
         start, before = time.perf_counter(), progress.seconds
         while group := self._next(batches):
             self._rate = trainer.learning_rate
@@ -248,10 +251,14 @@ def evaluate(
     """
     sums, m, ranks = Progress(), trainer.manifest, trainer.ranks
     outputs, tally = needed(metrics, m.outputs), Tally(trainer.engine.counts, metrics, ranks, whole=False)
-    shards = shards_of(source, ranks.rank, ranks.size)
+    shards, states = shards_of(source, ranks.rank, ranks.size), StreamStates(m)
+
+    def compute(batch: Batch, names: Sequence[str]) -> Results:
+        return trainer.evaluate_batch(batch, outputs=names)
+
     for found in from_caller(source, lambda: shards.epoch_iterator(0, 0)):
         batch = trainer.inputs(found) if found else {}
-        tally.add(sums, trainer.evaluate_batch(batch, outputs=outputs) if batch else {}, [batch] if batch else [])
+        tally.add(sums, states.run(compute, batch, outputs) if batch else {}, [batch] if batch else [])
         if stopped():
             break
     if not sums.sums:

@@ -21,6 +21,7 @@ from onnx_convgrad.metrics.progress import Progress
 from onnx_convgrad.programs.optim.schedules import Schedule, as_schedule
 from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.training.protocols import Row, TrainerLike
+from onnx_convgrad.training.stream_states import StreamStates
 
 _BETA = 0.98
 """Weight of the past in the smoothed loss."""
@@ -129,14 +130,17 @@ def find_learning_rate(
     losses: list[float] = []
     smoothed: list[float] = []
     average = 0.0
-    batches = map(trainer.inputs, _endless(source))
+    batches, states = map(trainer.inputs, _endless(source)), StreamStates(trainer.manifest)
+    if states.pairs and accumulate > 1:
+        raise ArgumentError("A model with states takes one batch for each update.", hint="Leave accumulate out.")
     try:
         for step in range(steps):
             group = list(islice(batches, accumulate))
             if len(group) < accumulate:
                 break
             rate = lowest * (highest / lowest) ** (step / (steps - 1))
-            results = engine.step(group, rate, engine.losses)
+            results = engine.step([*map(states.fed, group)], rate, states.with_states(engine.losses))
+            states.taken(results, ())
             loss = float(np.sum(results[trainer.manifest.loss]))
             average = _BETA * average + (1 - _BETA) * loss
             current = average / (1 - _BETA ** (step + 1))

@@ -12,6 +12,7 @@ from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.data.batches import BATCH_SIZE, Batches, DataLike, Loader, as_batches, as_dataset, data_only
 from onnx_convgrad.data.datasets import Dataset
 from onnx_convgrad.data.inputs import Batch, ProgramInputs
+from onnx_convgrad.data.sequences import Sequences
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.metrics.batch_weights import concatenate, samples
 from onnx_convgrad.programs.manifest import Manifest, Port
@@ -38,7 +39,23 @@ def predict(
     if not parts:
         raise ArgumentError("The data to predict on give no batches.", hint="Give at least one sample.")
     axes = manifest.batch_axes
-    return {name: concatenate(name, [part[name] for part in parts], axes.get(name, 0)) for name in parts[0]}
+    found = {name: concatenate(name, [part[name] for part in parts], axes.get(name, 0)) for name in parts[0]}
+    return found if not isinstance(data, Sequences) else _in_order(found, data, manifest, batch_size)
+
+
+def _in_order(
+    outputs: dict[str, np.ndarray], data: Sequences, manifest: Manifest, batch_size: int | None
+) -> dict[str, np.ndarray]:
+    """Outputs of streams in the order of the parts."""
+    batches = data.streams(_size(manifest, batch_size), np.arange(data.count))
+    order, axes = np.argsort(np.concatenate([rows for rows, _ in batches])), manifest.batch_axes
+    return {n: y.take(order, a) if y.ndim > (a := axes.get(n, 0)) else y for n, y in outputs.items()}
+
+
+def _size(manifest: Manifest, batch_size: int | None) -> int:
+    """The number of samples at a time."""
+    fixed = ProgramInputs(manifest).batch_size()
+    return fixed or (BATCH_SIZE if batch_size is None else whole(batch_size, "batch_size"))
 
 
 def batch_results(
@@ -52,7 +69,7 @@ def batch_results(
 ) -> Iterator[tuple[Batch, dict[str, Any], bool]]:
     """Yield every batch with its results and whether it is whole; what was padded is cut off from both."""
     fixed = ProgramInputs(manifest).batch_size()
-    size = fixed or (BATCH_SIZE if batch_size is None else whole(batch_size, "batch_size"))
+    size = _size(manifest, batch_size)
     if batch_size not in (None, size):
         raise ArgumentError(f"The model takes batches of {size}, not of {batch_size}.", hint="Leave batch_size out.")
     free, axes = _free_of_batch(manifest, fixed), manifest.batch_axes
@@ -106,7 +123,7 @@ def _data_names(manifest: Manifest, dataset: Dataset) -> dict[str, str] | None:
         matches = ProgramInputs(manifest).match(list(dataset.take(slice(0, 1))))
     except ArgumentError:
         return None
-    return {port.name: matches[port.name] for port in manifest.data}
+    return {port.name: matches[port.name] for port in manifest.data if port.name in matches}
 
 
 def _free_of_batch(manifest: Manifest, fixed: int | None) -> Manifest:

@@ -17,7 +17,7 @@ from onnx_convgrad.base.numbers import flag, positive, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.data.batches import DataLike, Loader, as_batches, split_off
 from onnx_convgrad.data.checks import check_batch
-from onnx_convgrad.data.inputs import Batch, BatchLike, ProgramInputs
+from onnx_convgrad.data.inputs import STATE_ROWS, Batch, BatchLike, ProgramInputs
 from onnx_convgrad.data.poisson import PoissonLoader
 from onnx_convgrad.data.sample_weights import ClassWeight
 from onnx_convgrad.data.shards import is_empty
@@ -51,6 +51,7 @@ from onnx_convgrad.training.learning_rates import (
     term_weights,
 )
 from onnx_convgrad.training.prediction import predict
+from onnx_convgrad.training.stream_states import StreamStates, carrying
 from onnx_convgrad.training.summary import Summary, summarize
 from onnx_convgrad.training.values import (
     adapter_values,
@@ -175,11 +176,14 @@ class Trainer:
         names, rate = self._result_names(outputs), self.learning_rate
         self._weigh_terms()
         batches = list(map(self._checked, (batch, *more)))
+        states = StreamStates(self.manifest, self.progress.states)
+        batches = list(map(states.fed, self._one_if_states(batches)))
         if self.sample is None and batches[0]:
             self.sample = few_samples(self.inputs, batches[0])
         if self.privacy is not None:
             self._write_expected(batches)
-        results = self.engine.step(batches, rate, (*names, *self.manifest.grad_norms().values()))
+        results = self.engine.step(batches, rate, (*states.with_states(names), *self.manifest.grad_norms().values()))
+        results = states.taken(results, names)
         self.progress.steps += 1
         self.skipped.count()
         return self._renamed(results)
@@ -203,7 +207,24 @@ class Trainer:
                 hint="Build one without privacy to look at gradients.",
             )
         self._weigh_terms()
-        return self.engine.gradients(list(map(self._checked, (batch, *more))))
+        states = StreamStates(self.manifest, self.progress.states)
+        return self.engine.gradients(list(map(states.fed, self._one_if_states(map(self._checked, (batch, *more))))))
+
+    def _one_if_states(self, batches: Iterable[Batch]) -> list[Batch]:
+        """The batches; several are refused unless they have their states, since each would begin where the last one ends."""
+        several = list(batches)
+        lacking = [name for name in self.manifest.states for batch in several if name not in batch]
+        if len(several) > 1 and lacking:
+            raise ArgumentError(
+                f"An update has {len(several)} batches, and the model has the state {lacking[0]!r}: the second batch would "
+                "continue the streams of the first.",
+                hint="Give one batch for each update (accumulate=1), of more streams; or give each batch its states.",
+            )
+        return several
+
+    def reset_states(self) -> None:
+        """Let all streams begin anew: the states of the next batch are zeros. `fit` does so at the start of each epoch."""
+        self.progress.states.clear()
 
     def _write_expected(self, batches: Sequence[Batch]) -> None:
         """Let the next private update divide the sum of gradients by the samples that `fit` expects, or those given."""
@@ -215,10 +236,14 @@ class Trainer:
     def evaluate_batch(self, batch: BatchLike, *, outputs: Sequence[str] | None = None) -> Results:
         """Compute loss and outputs in inference mode; nothing changes. Arguments, result and errors as for `step`.
 
-        With the averages of the parameters if the program keeps them (`ema`).
+        With the averages of the parameters if the program keeps them (`ema`). States that the batch has no array for are
+        zeros; results have those behind it, which the next batch can be given.
         """
         self._weigh_terms()
-        return self._renamed(self.engine.evaluate(self._checked(batch), self._result_names(outputs)))
+        checked = self._checked(batch)
+        checked.pop(STATE_ROWS, None)
+        fed = StreamStates(self.manifest).fed(checked)
+        return self._renamed(self.engine.evaluate(fed, self._result_names(outputs)))
 
     def _weigh_terms(self) -> None:
         """Set the weights of the terms that follow schedules to those of the next step."""
@@ -238,18 +263,19 @@ class Trainer:
         Args:
             data: As for `fit`. Labels are not needed; those that the data have are left out.
             batch_size: Samples at a time; by default those that the model takes, or 32.
-            outputs: Outputs of the model to return; by default all of them.
+            outputs: Outputs of the model to return; by default all but states.
 
         Returns:
-            The outputs by name, concatenated over all samples.
+            The outputs by name, concatenated over all samples; of `data.Sequences` in the order of the parts.
 
         Raises:
             ArgumentError: The data do not fit the inputs, or an output is unknown.
         """
         known = [v.name or "" for v in self.program.model("inference").graph.outputs]
-        names = list(dict.fromkeys(known if outputs is None else as_names(outputs, "outputs")))
+        own = [name for name in known if name not in self.manifest.states.values()]
+        names = list(dict.fromkeys(own if outputs is None else as_names(outputs, "outputs")))
         check_names(names, known, "output")
-        return predict(self._described(), data, lambda batch: self.engine.predict(batch, names), batch_size)
+        return predict(self._described(), data, carrying(self.manifest, self.engine.predict, names), batch_size)
 
     @property
     def learning_rate(self) -> float:

@@ -292,6 +292,11 @@ def reference_lrn(_: Path) -> bool:
     return not np.allclose(ReferenceEvaluator(model).run(None, {"x": x})[0], run(model, {"x": x})["y"], rtol=1e-3)
 
 
+def stft_sides(_: Path) -> bool:
+    nodes = "s = Constant <value_int = 4> () n = Constant <value_int = 8> () y = STFT (x, s, w, n)"
+    return inferred(parsed(nodes, "float[1, 16] x, float[8] w")) != (1, 3, 5, 2)
+
+
 # -- models that fail -------------------------------------------------------------------------------------------------
 
 

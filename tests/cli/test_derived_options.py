@@ -63,7 +63,9 @@ EVERYWHERE = {
     "data": "an argument of the command",
     "base_dir": "a command reads a file, whose folder is known",
 }
+_CARRIES_NOTHING = {"states": "of use where streams run: in train, predict and evaluate"}
 REASONS = {
+    **dict.fromkeys(("augment", "explain", "lower", "check", "bench"), _CARRIES_NOTHING),
     "train": {
         "program": "the command builds it",
         "outputs": "a file is trained with all its outputs",

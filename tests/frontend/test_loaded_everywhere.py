@@ -257,5 +257,5 @@ def test_every_function_that_takes_a_model_is_tried() -> None:
     tried = {*CHANGED, *ARRAYS, "load", "data.with_teacher", "transforms.optimize_for_device"}
     assert takes - tried == {
         "attacks.art_classifier", "attacks.foolbox_model",  # of packages that are not installed
-        "vmap",  # its inputs have an axis more
+        "vmap", "transforms.over_time",  # their inputs have an axis more
     }  # fmt: skip

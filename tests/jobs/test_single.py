@@ -1,4 +1,4 @@
-"""Jobs with one network and labels: classes, masks, boxes, words, sequences, forecasts, noise, a teacher."""
+"""Jobs with one network and labels: classes, masks, boxes, words, sequences, forecasts, noise, a teacher, a voice."""
 
 from __future__ import annotations
 
@@ -297,6 +297,90 @@ DISTILLATION = Job(
     distilled,
 )
 
+# -- voices ------------------------------------------------------------------------------------------------------------
+
+
+class Residual(nn.Module):
+    """Dilated convolutions, each added to what it takes."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.dilated = nn.ModuleList(nn.Conv1d(channels, channels, 3, dilation=d, padding=d) for d in (1, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for convolution in self.dilated:
+            x = x + convolution(F.leaky_relu(x, 0.1))
+        return x
+
+
+class Vocoder(nn.Module):
+    """HiFi-GAN's generator, and what two layers of a fixed discriminator compute of real sounds and of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Conv1d(6, 16, 7, padding=3), nn.Conv1d(4, 1, 7, padding=3)
+        self.up = nn.ModuleList(nn.ConvTranspose1d(2 * c, c, 8, stride=4, padding=2) for c in (8, 4))
+        self.residual = nn.ModuleList(map(Residual, (8, 4)))
+        self.judge = nn.ModuleList([nn.Conv1d(1, 4, 15, stride=4, padding=7), nn.Conv1d(4, 8, 9, stride=4, groups=4)])
+        self.judge.requires_grad_(requires_grad=False)
+
+    def forward(self, latent: Tensor, real: Tensor) -> tuple[Tensor, ...]:
+        x = self.enter(latent)
+        for up, residual in zip(self.up, self.residual, strict=True):
+            x = residual(up(F.leaky_relu(x, 0.1)))
+        sound = self.leave(F.leaky_relu(x)).tanh()
+        first = F.leaky_relu(self.judge[0](torch.cat([real, sound])), 0.1)
+        return sound, first, F.leaky_relu(self.judge[1](first), 0.1)
+
+
+WINDOW = np.hanning(65)[:-1].astype(np.float32)
+BANDS = np.abs(np.random.default_rng(3).standard_normal((33, 8))).astype(np.float32)
+"""Weights of frequencies in bands, in place of mel's."""
+
+
+def bands_of(e: Emitter, sound: ir.Value) -> ir.Value:
+    signal = e.op("Squeeze", sound, e.ints([1]))
+    waves = e.op("STFT", signal, e.const(np.int64(16)), e.const(WINDOW), e.const(np.int64(64)))
+    size = e.op("Sqrt", e.add(e.reduce_sum(e.square(waves), [3], keepdims=False), 1e-6))
+    return e.op("Log", e.add(e.op("MatMul", size, e.const(BANDS)), 1e-3))
+
+
+def apart(e: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
+    return e.op("ReduceMean", e.op("Abs", e.sub(a, b)), keepdims=0)
+
+
+def spectral(e: Emitter, sound: ir.Value, real: ir.Value) -> ir.Value:
+    return apart(e, bands_of(e, sound), bands_of(e, real))
+
+
+def matching(e: Emitter, *layers: ir.Value) -> ir.Value:
+    return e.sum([apart(e, *e.ops("Split", layer, outputs=2, axis=0, num_outputs=2)) for layer in layers])
+
+
+def reconstruction(sound: Tensor, *layers: Tensor, real: Tensor, **_: Tensor) -> Tensor:
+    def bands(x: Tensor) -> Tensor:
+        window = torch.from_numpy(WINDOW).to(x)
+        waves = torch.stft(x.squeeze(1), 64, 16, window=window, center=False, return_complex=True)
+        size = (waves.real.square() + waves.imag.square() + 1e-6).sqrt()
+        return (size.transpose(1, 2) @ torch.from_numpy(BANDS).to(x) + 1e-3).log()
+
+    features = [F.l1_loss(*layer.chunk(2)) for layer in layers]
+    return 45 * F.l1_loss(bands(sound), bands(real)) + 2 * sum(features, torch.zeros(()))
+
+
+VOCODER = Job(
+    Vocoder,
+    ("latent", "real"),
+    ("sound", "first", "second"),
+    lambda step: {"latent": normal(step, 3, 6, 16), "real": np.tanh(normal(step + 80, 3, 1, 256))},
+    [
+        (45.0, og.losses.Custom(spectral, reads=["sound", "real"])),
+        (2.0, og.losses.Custom(matching, reads=["first", "second"])),
+    ],
+    reconstruction,
+    {"freeze": "judge.*"},
+)
+
 JOBS = {
     "classifier": CLASSIFIER,
     "segmenter": SEGMENTER,
@@ -307,6 +391,7 @@ JOBS = {
     "VAE": VAE,
     "diffusion": DIFFUSION,
     "distillation": DISTILLATION,
+    "vocoder": VOCODER,
 }
 
 

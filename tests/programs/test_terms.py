@@ -118,6 +118,15 @@ def test_a_loss_of_several_values() -> None:
     assert program.manifest.losses[0]["options"]["reads"] == ["a", "b", "x", "a.weight"]
 
 
+def test_a_function_of_any_number_of_arguments_takes_what_it_reads_and_no_labels() -> None:
+    def squares(e: Emitter, *values: ir.Value) -> ir.Value:
+        return e.sum([e.op("ReduceMean", e.square(v), keepdims=0) for v in values])
+
+    loss = losses.Custom(squares, reads=["a", "b", "difference"])
+    program, _ = check(loss, lambda a, b: sum((v.square().mean() for v in (b, a - b)), a.square().mean()), {})
+    assert not program.manifest.targets
+
+
 def test_a_loss_of_inner_values_is_not_in_the_exported_file(tmp_path: Path) -> None:
     penalty = losses.Custom(lambda e, d: e.op("ReduceMean", e.square(d), keepdims=0), reads="difference")
     loss = [losses.Term(losses.MSE(), "a"), (0.5, penalty)]

@@ -87,7 +87,8 @@ class Custom(Loss):
         function: Emits the loss with the `Emitter` `e`; or an onnxscript function `(prediction, target) -> loss`, whose
             nodes are inlined. Entries are reduced; a pair `(total, count)` is one divided by the other.
         reads: Name, or names, of the values that the function takes in place of one output: outputs, inputs, parameters or
-            inner values of the model, in the order of its arguments.
+            inner values of the model, in the order of its arguments. A function of any number of arguments takes no labels
+            then.
         dtype: numpy dtype of the labels; by default that of the losses which the function calls, or else of the output. A
             mapping gives it by the names of the arguments.
         shape: Sizes and names of the labels' dimensions; by default likewise.
@@ -158,7 +159,8 @@ class Custom(Loss):
     @property
     def has_target(self) -> bool:
         """Whether the function takes labels."""
-        return bool(self._labels()) or len(self._required()) <= 1  # of a function of any number of arguments
+        any_number = len(self._required()) <= 1  # of arguments: labels, too, unless it says what it reads
+        return bool(self._labels()) or (any_number and (isinstance(self.function, ScriptLoss) or not self.reads))
 
     def label_count(self, y: ir.Value) -> int:
         return 1 + len(self.more_targets(y)) if self.has_target else 0
