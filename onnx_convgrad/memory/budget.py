@@ -100,6 +100,7 @@ class Fit:
         seconds: Predicted time of a run.
         seconds_without: The seconds without a budget.
         plan: The plan that was found.
+        largest: The largest results that are alive where the memory peaks, in reports: the name of each node, and bytes.
     """
 
     budget: int | None
@@ -108,6 +109,7 @@ class Fit:
     seconds: float
     seconds_without: float
     plan: MemoryPlan
+    largest: tuple[tuple[str, int], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
@@ -116,10 +118,12 @@ class Fit:
     def __str__(self) -> str:
         more = 100 * (self.seconds / self.seconds_without - 1) if self.seconds_without else 0.0
         wanted = "as little as possible" if self.budget is None else f"budget {self.budget / 1e6:.1f} MB"
-        return (
+        text = (
             f"Memory of a run: {self.peak / 1e6:.1f} MB predicted ({wanted}; {self.peak_without / 1e6:.1f} MB without); "
             f"predicted time {more:+.1f} %"
         )
+        listed = ", ".join(f"{name} {amount(size)}" for name, size in self.largest)
+        return f"{text}; largest results at its peak, by node: {listed}" if listed else text
 
 
 Attempt = Callable[[MemoryPlan], tuple[int, float] | None]

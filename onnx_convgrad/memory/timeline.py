@@ -43,12 +43,14 @@ class Timeline:
         held: Bytes of results alive while each of them runs, without graph inputs and stored weights.
         resident: Bytes that ONNX Runtime's allocator occupies after two runs, with its fragmentation.
         fixed: Bytes of the graph inputs and stored weights.
+        largest: The results that are alive where most bytes are, by bytes, the largest first.
     """
 
     nodes: tuple[ir.Node, ...]
     held: tuple[int, ...]
     resident: int
     fixed: int
+    largest: tuple[tuple[ir.Value, int], ...] = ()
 
     @property
     def peak(self) -> int:
@@ -93,7 +95,8 @@ def timeline(graph: ir.Graph, order: Sequence[ir.Node] | None = None, sizes: Typ
     arena, flow = Arena(), _Flow.of(graph, nodes, sizes)
     held = [flow.follow(arena) for _ in range(_RUNS)][-1]
     fixed = sum(value_bytes(v, sizes) for v in dict.fromkeys((*graph.inputs, *graph.initializers.values())))
-    return Timeline(tuple(nodes), tuple(held), arena.resident, fixed)
+    alive = flow.alive(held.index(max(held))) if held else ()
+    return Timeline(tuple(nodes), tuple(held), arena.resident, fixed, alive)
 
 
 Lives = dict[int, list[ir.Value]]
@@ -169,6 +172,15 @@ class _Flow:
             tuple(_scratch(node, sizes) for node in nodes),
             tuple(tuple(cls.of(body, list(body), sizes) for _, body in subgraphs(node)) for node in nodes),
         )
+
+    def alive(self, at: int) -> tuple[tuple[ir.Value, int], ...]:
+        """The results that are alive while a node runs, with their bytes, the largest first."""
+        found: dict[ir.Value, int] = {}
+        for place in range(at + 1):
+            found |= self.born[place]
+            for value in self.ending[place] if place < at else ():
+                found.pop(value)
+        return tuple(sorted(found.items(), key=lambda item: item[1], reverse=True))
 
     def follow(self, arena: Arena) -> list[int]:
         """Allocate and release in an arena; return the bytes alive at each node."""

@@ -21,6 +21,7 @@ from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.memory.budget import Fit
 from onnx_convgrad.memory.recompute import Recomputation
+from onnx_convgrad.memory.timeline import timeline
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.stages import build
 
@@ -55,6 +56,16 @@ class Gain:
         )
 
 
+_LARGEST = 6
+"""Number of results that a report names at the peak of the memory."""
+
+
+def _node_of(value: ir.Value) -> str:
+    """The name of the node that computes a value, or of the value itself."""
+    node = value.producer()
+    return (node.name if node is not None else None) or value.name or ""
+
+
 @dataclass(frozen=True)
 class Report(Shown):
     """The lowering decisions for one model and target; `rows` and `to_json()` for programs, `str()` for people.
@@ -78,8 +89,11 @@ class Report(Shown):
     @classmethod
     def of(cls, built: Built) -> Report:
         """Report on a model that was built with all lowerings priced."""
-        gain = gain_of_sizes(built)
-        return cls(built.choices, built.gradients, built.target.name, built.recomputation, gain, built.memory)
+        gain, memory = gain_of_sizes(built), built.memory
+        if memory is not None:
+            alive = timeline(built.model.graph).largest[:_LARGEST]
+            memory = replace(memory, largest=tuple((_node_of(value), size) for value, size in alive))
+        return cls(built.choices, built.gradients, built.target.name, built.recomputation, gain, memory)
 
     @property
     def rows(self) -> list[dict[str, Any]]:  # Any: what JSON holds

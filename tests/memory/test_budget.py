@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,8 @@ def test_a_fit_reads_well() -> None:
     assert (
         str(found) == "Memory of a run: 480.0 MB predicted (budget 500.0 MB; 900.0 MB without); predicted time +10.0 %"
     )
+    named = replace(found, largest=(("conv", 51_400_000), ("pool", 900)))
+    assert str(named) == f"{found}; largest results at its peak, by node: conv 51.4 MB, pool 900 bytes"
 
 
 @pytest.mark.parametrize("budget", [0, -1, 1.5, True, "most", [1]], ids=repr)
@@ -176,6 +179,9 @@ def test_the_prediction_is_within_the_budget_and_reported(model: onnx.ModelProto
     assert report.memory is not None
     assert report.memory.peak <= report.memory.budget == int(0.7 * report.memory.peak_without)
     assert str(report.memory) in str(report)
+    nodes, sizes = zip(*report.memory.largest, strict=True)
+    assert list(sizes) == sorted(sizes, reverse=True) and 0 < sum(sizes) <= report.memory.peak
+    assert set(nodes) & {node.name for node in model.graph.node}
 
 
 @pytest.mark.slow
