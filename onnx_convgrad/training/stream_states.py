@@ -38,10 +38,12 @@ class StreamStates:
 
     def with_states(self, outputs: Sequence[str]) -> list[str]:
         """The outputs, and those that are states."""
-        return list(dict.fromkeys([*outputs, *self.pairs.values()]))
+        return list(dict.fromkeys([*outputs, *self.pairs.values()])) if self.pairs else list(outputs)
 
     def taken(self, found: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
         """Hold the states among some results; return the results without those that are not among the `outputs`."""
+        if not self.pairs:
+            return dict(found)
         self.values.update({name: np.asarray(found[output]) for name, output in self.pairs.items() if output in found})
         return {name: value for name, value in found.items() if name in outputs or name not in self.pairs.values()}
 

@@ -640,7 +640,9 @@ class Trainer:
     # -- names of results ----------------------------------------------------------------------------------------------
 
     def _result_names(self, outputs: Sequence[str] | None) -> tuple[str, ...]:
-        names = self.manifest.outputs if outputs is None else as_names(outputs, "outputs")
+        if outputs is None:
+            return (*self.engine.losses, *self.manifest.outputs)
+        names = as_names(outputs, "outputs")
         check_names(names, list(self.manifest.outputs), "output")
         return (*self.engine.losses, *names)
 
