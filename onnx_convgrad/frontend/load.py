@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.limits import Limits, limits_of
 from onnx_convgrad.base.progress import announce, details, note_step, watched_steps
-from onnx_convgrad.frontend.bound_inputs import BindInputs, InputValues
+from onnx_convgrad.frontend.bound_inputs import BindInputs, InputValues, by_input
 from onnx_convgrad.frontend.canonicalize import canonical_passes
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.exporters.separate_merged import RestoreMerged, SeparateMembers
@@ -45,9 +45,10 @@ def load(
         model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`, which is never changed; or a loaded model, which is
             returned.
         input_shapes: Shapes that replace those declared by the graph's inputs.
-        input_values: Inputs that are bound to constants. `{"sr": 16000}`: values are numbers, bools, lists or arrays,
-            which are broadcast to a fixed shape. Results have no such inputs, and an If whose condition depends on them
-            alone is replaced by the branch that it takes.
+        input_values: Inputs that are bound to constants, by names and globs. `{"sr": 16000}`: values are numbers, bools,
+            lists or arrays, which are broadcast to a fixed shape, and repeated along leading axes whose size another input
+            has. Results have no such inputs, and an If whose condition depends on them alone is replaced by the branch
+            that it takes.
         limits: Bounds on what a file can ask for. See `onnx_convgrad.Limits`.
         base_dir: The folder of external weights, for a model that is not given by its path.
 
@@ -92,6 +93,7 @@ def load_source(
 
     with limits_of(limits):
         m = copied(source)
+        values = None if input_values is None else by_input(input_values, [v.name or "" for v in m.graph.inputs])
         note_step("read", "Read the file.", m.graph)
         run_passes(
             m,
@@ -103,7 +105,7 @@ def load_source(
                 NoteRoles(),
             ],
         )
-    return Model(source, m, kind=kind, input_shapes=input_shapes, input_values=input_values, limits=limits)
+    return Model(source, m, kind=kind, input_shapes=input_shapes, input_values=values, limits=limits)
 
 
 def reshaped(model: Model, input_shapes: InputShapes) -> Model:

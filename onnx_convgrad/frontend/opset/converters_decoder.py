@@ -163,7 +163,7 @@ def _cached(h: Rewriter, past: ir.Value | None, new: ir.Value, total: Dim, first
 def _causal(h: Rewriter, q: ir.Value, k: ir.Value, v: ir.Value, total: Dim, first: ir.Value | None) -> ir.Value:
     """Attention where a query sees the keys up to its own place, or the last of them (`local_window_size`).
 
-    With `causal=0` it sees all keys of its sequence.
+    With `causal=0`, and from behind the end of its sequence, it sees all keys of the sequence.
     """
     e, cap, window = h.e, h.float("softcap", 0.0), h.int("local_window_size", -1)
     sink, bias = h.operand(11), h.operand(10)
@@ -173,7 +173,7 @@ def _causal(h: Rewriter, q: ir.Value, k: ir.Value, v: ir.Value, total: Dim, firs
     own = e.reshape(e.arange(e.dim(q, 2)), [-1, 1])
     own = own if first is None else e.op("Add", own, e.reshape(first, [-1, 1, 1, 1]))
     ends = e.cast(e.reshape(h.required(5), [-1, 1, 1, 1]), ir.DataType.INT64)
-    keys, last = e.arange(total), own if h.int("causal", 1) else ends
+    keys, last = e.arange(total), e.op("Min", own, ends) if h.int("causal", 1) else ends
 
     def change(scores: ir.Value) -> ir.Value:
         scores = e.cast(scores, ir.DataType.FLOAT)
