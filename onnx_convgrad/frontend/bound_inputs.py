@@ -120,15 +120,16 @@ def _repeated(graph: ir.Graph, value: ir.Value, others: Sequence[ir.Value], own:
         nodes[-1].outputs[0].name = names.claim(f"{value.name}_{op_type}")
         return nodes[-1].outputs[0]
 
-    sizes = []
-    for n, d in zip((1,) * (len(value.shape) - len(own)) + own, value.shape, strict=True):
-        if n != 1 or isinstance(d, int):
-            sizes.append(stored([d if isinstance(d, int) else n]))
+    pairs = zip((1,) * (len(value.shape) - len(own)) + own, value.shape, strict=True)
+    dims, sizes = [d if n == 1 else n for n, d in pairs], []
+    for d in dims:
+        if isinstance(d, int):
+            sizes.append(stored([d]))
         else:
             like, axis = found[str(d.value)]
             sizes.append(emit("Gather", [emit("Shape", [like]), stored([axis])]))
     whole = emit("Expand", [number, emit("Concat", sizes, ir.AttrInt64("axis", 0))])
-    whole.type, whole.shape = value.type, value.shape
+    whole.type, whole.shape = value.type, ir.Shape(dims)
     for node in reversed(nodes):
         graph.insert_before(graph[0], node) if len(graph) else graph.append(node)
     value.replace_all_uses_with(whole, replace_graph_outputs=True)

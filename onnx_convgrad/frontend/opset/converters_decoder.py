@@ -89,6 +89,8 @@ def group_query_attention(h: Rewriter) -> list[ir.Value | None]:
     if h.int("sliding_window_cache", 0):
         raise UnsupportedCase("its cache slides (sliding_window_cache)")
     e, past, (q, k, v) = h.e, (h.operand(3), h.operand(4)), _grouped_heads(h)
+    if past[0] is not None and e.dim(past[0], 2) == 0:
+        past = (None, None)  # a first call: all keys are new
     rows = e.dim(q, 2)
     total = _total(h) if past[0] is not None else rows
     first = _first_places(h, rows, total) if past[0] is not None else None

@@ -183,7 +183,10 @@ def blocks_matmul(h: Rewriter) -> ir.Value:
         raise UnsupportedCase("its weight has an order of its own (g_idx)")
     dtype, count = ir.DataType.UINT4 if bits == 4 else ir.DataType.UINT8, inner // block
     zeros = np.full((outer, count), 2 ** (bits - 1)) if zeros is None else _unpacked(zeros, outer, bits)[:, :count]
-    numbers = h.e.const(_unpacked(packed, outer, bits).astype(dtype.numpy()), dtype)
+    kind = ir.PackedTensor if bits == 4 else ir.Tensor  # bytes hold two numbers there, too
+    numbers = h.e.initializer(
+        kind(packed.reshape(-1 if bits == 4 else (outer, inner)), dtype, shape=ir.Shape([outer, inner]))
+    )
     scales = h.e.reshape(h.required(2), [outer, count])
     weight = h.e.op("DequantizeLinear", numbers, scales, h.e.const(zeros.astype(dtype.numpy()), dtype), axis=1,
                     block_size=block)  # fmt: skip

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from onnx import numpy_helper
@@ -157,6 +158,8 @@ def test_products_with_blocks_of_bits(bits: int, zeros: bool, bias: bool) -> Non
     units = np.concatenate([np.eye(48, dtype=np.float32), np.zeros((2, 48), np.float32)]).reshape(10, 5, 48)
     rows = np.concatenate([run(given, {"x": five})["y"] for five in units])
     assert off(got["x_grad"], seed @ (rows[:48] - rows[48]).T) < 1e-5
+    (weight,) = [v for v in og.load(given).canonical.graph.initializers.values() if v.shape == [10, 48]]
+    assert isinstance(weight.const_value, ir.PackedTensor if bits == 4 else ir.Tensor)  # as many bytes as in the file
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -227,16 +228,34 @@ def test_a_decoder_is_differentiated_in_its_first_call_and_behind_a_cache() -> N
         assert abs(slope - (ends[0] - ends[1]) / 0.02) < 5e-3 * np.linalg.norm(got["w_qkv_grad"])
 
 
-def test_a_decoder_is_trained() -> None:
-    """The cache is empty: an input with no rows."""
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_decoder_is_trained(bound: bool) -> None:
+    """The cache is empty: an input with no rows, which may be bound."""
     loss = {"logits": og.losses.CrossEntropy(axis=-1)}
-    trainer = og.Trainer(og.build_training(decoder(), loss=loss, optimizer=og.optim.SGD()), schedule=0.1)
+    model: onnx.ModelProto | og.Model = decoder()
+    if bound:
+        model = og.load(decoder(), input_values={"past_*": np.zeros((2, 0, 16))})
+    program = og.build_training(model, loss=loss, optimizer=og.optim.SGD())
+    assert bound != ("past_k" in [port.name for port in program.manifest.data])
+    trainer = og.Trainer(program, schedule=0.1)
     words, empty = np.random.default_rng(2).integers(0, WORDS, (2, 6)), np.zeros((2, 2, 0, 16), np.float32)
-    feed = {"ids": words[:, :5], "mask": np.ones((2, 5), np.int64), "past_k": empty, "past_v": empty}
-    losses = [float(trainer.step({**feed, "target": words[:, 1:]})["loss"]) for _ in range(3)]
-    logits = run(decoder(), feed)["logits"]
+    cache = {"past_k": empty, "past_v": empty}
+    feed = {"ids": words[:, :5], "mask": np.ones((2, 5), np.int64)}
+    batch = {**feed, "target": words[:, 1:], **({} if bound else cache)}
+    losses = [float(trainer.step(batch)["loss"]) for _ in range(3)]
+    logits = run(decoder(), {**feed, **cache})["logits"]
     wanted = torch.nn.functional.cross_entropy(
         torch.tensor(logits.reshape(-1, WORDS)), torch.tensor(words[:, 1:].ravel())
     )
     assert losses[0] == pytest.approx(float(wanted), rel=1e-5)
     assert losses[2] < losses[1] < losses[0]
+
+
+def test_a_bound_cache_leaves_no_trace_in_the_step() -> None:
+    """All keys are new: nothing is written into a cache, and no key is looked up there again."""
+    counts = []
+    for values in ({}, {"past_*": np.zeros((2, 0, 16))}):
+        made = og.augment(og.load(decoder(), input_values=values), wrt="w_qkv", of="logits")
+        counts.append(Counter(node.op_type for node in made.graph.node))
+    assert counts[0]["ScatterElements"] == 4 and counts[1]["ScatterElements"] == 0
+    assert sum(counts[1].values()) < sum(counts[0].values())
