@@ -187,12 +187,18 @@ def main(side: str, folder: Path, threads: int) -> None:
         step = eager(folder, plan, arrays, threads, compiled=True)
     else:
         step = {"eager": eager, "ort": ort, "ours": ours, "jax": jax}[side](folder, plan, arrays, threads)
+    serve(step)
+
+
+def serve(step: Step, **facts: Any) -> None:
+    """Take a step for each line of standard input, after a first one, and print a line of JSON with `facts` after each."""
     loaded = peak_memory()
     while True:
         start = time.perf_counter()
         loss = step()
         seconds = time.perf_counter() - start
-        print(json.dumps({"seconds": seconds, "loss": loss, "loaded": loaded, "peak": peak_memory()}), flush=True)
+        memory = {"loaded": loaded, "peak": peak_memory()}
+        print(json.dumps({"seconds": seconds, "loss": loss, **memory, **facts}), flush=True)
         if not sys.stdin.readline():
             return
 

@@ -83,7 +83,7 @@ def stored_weight(value: ir.Value | None) -> StoredWeight | None:
 
 
 def _tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """What is stored as this value itself."""
+    """The tensor of a value that is stored itself."""
     node = None if value is None else value.producer()
     if is_op(node, "Constant") and "value" in node.attributes:
         return node.attributes["value"].as_tensor()

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.opset.converters_above_21 import root_mean_square
-from onnx_convgrad.frontend.opset.converters_quantized import nibbles, real
+from onnx_convgrad.frontend.opset.converters_quantized import in_bytes, nibbles, real
 from onnx_convgrad.frontend.opset.rewriter import Rewriter, is_used
 from onnx_convgrad.ir.constants import constant_of
 
@@ -181,15 +181,10 @@ def blocks_matmul(h: Rewriter) -> ir.Value:
         raise UnsupportedCase("its zero points are not stored integers")
     if h.operand(4) is not None:
         raise UnsupportedCase("its weight has an order of its own (g_idx)")
-    dtype, count = ir.DataType.UINT4 if bits == 4 else ir.DataType.UINT8, inner // block
+    count = inner // block
     zeros = np.full((outer, count), 2 ** (bits - 1)) if zeros is None else _unpacked(zeros, outer, bits)[:, :count]
-    kind = ir.PackedTensor if bits == 4 else ir.Tensor  # bytes hold two numbers there, too
-    numbers = h.e.initializer(
-        kind(packed.reshape(-1 if bits == 4 else (outer, inner)), dtype, shape=ir.Shape([outer, inner]))
-    )
-    scales = h.e.reshape(h.required(2), [outer, count])
-    weight = h.e.op("DequantizeLinear", numbers, scales, h.e.const(zeros.astype(dtype.numpy()), dtype), axis=1,
-                    block_size=block)  # fmt: skip
+    numbers, scales = in_bytes(h, packed, bits, (outer, inner)), h.e.reshape(h.required(2), [outer, count])
+    weight = h.e.op("DequantizeLinear", numbers, scales, h.e.const(zeros, numbers.dtype), axis=1, block_size=block)
     y, bias = h.e.matmul(h.required(0), h.e.op("Transpose", weight, perm=[1, 0])), h.operand(5)
     return y if bias is None else h.e.add(y, bias)
 
