@@ -175,7 +175,14 @@ def blocks_matmul(h: Rewriter) -> ir.Value:
     inner, outer, bits, block = (
         h.int(name, default) for name, default in (("K", 0), ("N", 0), ("bits", 4), ("block_size", 0))
     )
-    if packed is None or bits not in (4, 8) or block < 1 or inner % block or packed.size * 8 != inner * outer * bits:
+    if (
+        packed is None
+        or packed.dtype != np.uint8
+        or bits not in (4, 8)
+        or block < 1
+        or inner % block
+        or packed.size * 8 != inner * outer * bits
+    ):
         raise UnsupportedCase("its weight is not stored in whole blocks of 4 or 8 bits")
     if (zeros is None) != (h.operand(3) is None) or (zeros is not None and zeros.dtype != np.uint8):
         raise UnsupportedCase("its zero points are not stored integers")

