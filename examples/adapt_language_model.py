@@ -1,8 +1,6 @@
 """Train an adapter of a Llama as ONNX Runtime GenAI deploys it, with int4 weights and a cache, and generate text with it.
 
 python examples/adapt_language_model.py      (needs: pip install onnxruntime-genai torch transformers)
-
-The Llama has random weights and learns a few answers by heart; for one of yours, give its folder to the builder.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ import subprocess
 import sys
 
 import numpy as np
+import onnx_ir
 import onnxruntime_genai as genai
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -25,7 +24,7 @@ END = 257
 
 
 def make_llama(folder: str) -> None:
-    """Write a small Llama and a tokenizer of bytes."""
+    """Write a small Llama of random weights and a tokenizer of bytes; give the builder the folder of yours in its place."""
     letters = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokens = Tokenizer(models.BPE(vocab=letters, merges=[]))
     tokens.pre_tokenizer, tokens.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -54,8 +53,9 @@ def main() -> None:
     make_llama("llama")
     builder = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-p", "int4", "-e", "cpu", "-c", "cache"]
     subprocess.run([*builder, "-i", "llama", "-o", "deployed"], check=True, capture_output=True)
-    adapted = og.transforms.add_adapters("deployed/model.onnx", rank=16, alpha=32, targets=["*attn*", "*mlp*"])
-    shutil.copytree("deployed", "assistant", ignore=shutil.ignore_patterns("model.onnx*"), dirs_exist_ok=True)
+    base = onnx_ir.load("deployed/model.onnx")  # leaves the weights on the disk
+    adapted = og.transforms.add_adapters(base, rank=16, alpha=32, targets=["*attn*", "*mlp*"])
+    shutil.copytree("deployed", "assistant", ignore=shutil.ignore_patterns("model.onnx*"))
     og.save(adapted, "assistant/model.onnx")
     llama = genai.Model("assistant")
     encode, inputs, targets = genai.Tokenizer(llama).encode, [], []

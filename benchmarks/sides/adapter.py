@@ -51,14 +51,14 @@ def prepare(folder: Path) -> None:
 
 
 def ours(file: Path, tokens: np.ndarray, threads: int) -> tuple[Step, int]:
+    import onnx_ir
+
     import onnx_convgrad as og
 
-    model = og.transforms.add_adapters(file, rank=RANK, alpha=ALPHA, targets=["*attn*", "*mlp*"])
-    past = next(value for value in model.graph.input if value.name.startswith("past"))
-    heads = past.type.tensor_type.shape.dim[1].dim_value
-    size = json.loads((file.parent / "genai_config.json").read_text())["model"]["decoder"]["head_size"]
-    loaded = og.load(model, input_values={"past_key_values.*": np.zeros((heads, 0, size))})
-    del model
+    model = og.transforms.add_adapters(onnx_ir.load(file), rank=RANK, alpha=ALPHA, targets=["*attn*", "*mlp*"])
+    sizes = json.loads((file.parent / "genai_config.json").read_text())["model"]["decoder"]
+    empty = np.zeros((sizes["num_key_value_heads"], 0, sizes["head_size"]))
+    loaded = og.load(model, input_values={"past_key_values.*": empty})
     loss = {"logits": og.losses.CrossEntropy(axis=-1, ignore_index=-100)}
     trainer = og.Trainer(
         og.build_training(loaded, loss=loss, optimizer=og.optim.AdamW(RATE)), options={"threads": threads}
