@@ -50,7 +50,7 @@ def prepare(folder: Path) -> None:
     print(json.dumps({"parameters": sum(p.numel() for p in module.parameters())}))
 
 
-def ours(file: Path, tokens: np.ndarray, threads: int) -> tuple[Step, int]:
+def ours(file: Path, tokens: np.ndarray, threads: int) -> Step:
     import onnx_ir
 
     import onnx_convgrad as og
@@ -65,10 +65,10 @@ def ours(file: Path, tokens: np.ndarray, threads: int) -> tuple[Step, int]:
     )
     inputs, target = tokens[:, :-1], tokens[:, 1:]
     batch = {"input_ids": inputs, "attention_mask": np.ones_like(inputs), "target": target}
-    return lambda: float(trainer.step(batch)["loss"]), sum(p.size for p in trainer.parameters().values())
+    return lambda: float(trainer.step(batch)["loss"])
 
 
-def peft(folder: Path, tokens: np.ndarray, threads: int, *, four_bits: bool) -> tuple[Step, int]:
+def peft(folder: Path, tokens: np.ndarray, threads: int, *, four_bits: bool) -> Step:
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import BitsAndBytesConfig, LlamaForCausalLM
@@ -95,16 +95,15 @@ def peft(folder: Path, tokens: np.ndarray, threads: int, *, four_bits: bool) -> 
         optimizer.step()
         return loss.item()
 
-    return step, sum(p.numel() for p in moving)
+    return step
 
 
 def main(side: str, folder: Path, threads: int) -> None:
     tokens = np.load(folder / "tokens.npy")
     if side in FILES:
-        step, trained = ours(folder / FILES[side] / "model.onnx", tokens, threads)
+        serve(ours(folder / FILES[side] / "model.onnx", tokens, threads))
     else:
-        step, trained = peft(folder, tokens, threads, four_bits=side == "peft_4bit")
-    serve(step, trained=trained)
+        serve(peft(folder, tokens, threads, four_bits=side == "peft_4bit"))
 
 
 if __name__ == "__main__":

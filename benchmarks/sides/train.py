@@ -190,15 +190,14 @@ def main(side: str, folder: Path, threads: int) -> None:
     serve(step)
 
 
-def serve(step: Step, **facts: Any) -> None:
-    """Take a step for each line of standard input, after a first one, and print a line of JSON with `facts` after each."""
+def serve(step: Step) -> None:
+    """Take a step for each line of standard input, after a first one, and print a line of JSON after each."""
     loaded = peak_memory()
     while True:
         start = time.perf_counter()
         loss = step()
         seconds = time.perf_counter() - start
-        memory = {"loaded": loaded, "peak": peak_memory()}
-        print(json.dumps({"seconds": seconds, "loss": loss, **memory, **facts}), flush=True)
+        print(json.dumps({"seconds": seconds, "loss": loss, "loaded": loaded, "peak": peak_memory()}), flush=True)
         if not sys.stdin.readline():
             return
 
