@@ -87,7 +87,7 @@ def group_query_attention(h: Rewriter) -> list[ir.Value | None]:
     """softmax(scale Q K' + bias) V of rotated heads behind those of the cache, under a causal or local mask"""
     refuse_operands(h, k_scale=12, v_scale=13, q_norm_weight=14, k_norm_weight=15, query_seqlens=16)
     if h.int("sliding_window_cache", 0):
-        raise UnsupportedCase("its cache slides (sliding_window_cache)")
+        raise UnsupportedCase("its cache slides (sliding_window_cache); GenAI's builder takes windowed_kv_cache=false")
     e, past, (q, k, v) = h.e, (h.operand(3), h.operand(4)), _grouped_heads(h)
     if past[0] is not None and e.dim(past[0], 2) == 0:
         past = (None, None)  # a first call: all keys are new
