@@ -1,7 +1,7 @@
 """Make all tables of docs/performance.md: `python -m benchmarks [--quick] [--threads N] [--json FOLDER]`.
 
 Each is also a program: `python -m benchmarks.layers`, `.operators`, `.steps`, `.memory`, `.build`, `.per_sample`,
-`.functional`, `.trainer`, `.loader`, `.precision` and `.quantization`. All of them take an hour and a half, with
+`.functional`, `.trainer`, `.loader`, `.adapters`, `.precision` and `.quantization`. All take an hour and a half, with
 `--quick` some minutes.
 """
 
@@ -11,6 +11,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks import (
+    adapters,
     build,
     functional,
     layers,
@@ -49,6 +50,7 @@ def main() -> None:
         ("Functional", functional, threads),
         ("Trainer", trainer, threads),
         ("Loader", loader, threads),
+        ("Adapters", adapters, threads),
         ("Precision", precision, threads),
         ("Quantization", quantization, []),
     ):

@@ -23,6 +23,14 @@ PACKAGES = {
     "jax": ["jax==0.8.1", "torchax==0.0.14.dev20261026", f"torch=={TORCH}", "onnx", "numpy"],
     "onnxsim": ["onnxsim==0.8.1", "onnxruntime", "onnx-shape-inference", "numpy"],
     "onnx-ad": ["onnx-ad==0.3.0"],
+    "peft": [
+        "peft==0.21.2",
+        "transformers==5.24.0",
+        "bitsandbytes==0.50.2",
+        "onnxruntime-genai==0.18.0",
+        "onnx-ir",
+        f"torch=={TORCH}",
+    ],
 }
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
+    adapters,
     build,
     distributed,
     functional,
@@ -44,6 +45,7 @@ PAGES = (
         ROOT / "docs" / f"{name}.md"
         for name in ("performance", "performance_operators", "distributed", "many_ranks", "quantization", "cuda")
     ),
+    ROOT / "docs" / "how_to" / "language_models.md",
     ROOT / "README.md",
 )
 BLOCK = re.compile(r"(<!-- measured: (\w+) (\S+\.json) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -55,6 +57,7 @@ PRINTERS: Mapping[str, Callable[[Sequence[Row]], None]] = {
     "per_sample": per_sample.print_table,
     "functional": functional.show,
     "trainer": trainer.print_trainer,
+    "adapters": adapters.show,
     "loader": loader.show,
     "sums": scale.show,
     "distributed": distributed.show,

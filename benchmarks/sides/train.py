@@ -187,6 +187,11 @@ def main(side: str, folder: Path, threads: int) -> None:
         step = eager(folder, plan, arrays, threads, compiled=True)
     else:
         step = {"eager": eager, "ort": ort, "ours": ours, "jax": jax}[side](folder, plan, arrays, threads)
+    serve(step)
+
+
+def serve(step: Step) -> None:
+    """Take a step for each line of standard input, after a first one, and print a line of JSON after each."""
     loaded = peak_memory()
     while True:
         start = time.perf_counter()

@@ -25,7 +25,8 @@ GROUPS = {
     ),
     "Train": (
         "train_digits", "fine_tune_last_block", "low_rank_adapter", "distill_network", "segment_unet", "detect_shapes",
-        "fine_tune_yolo", "fine_tune_vad", "fine_tune_wake_word", "fine_tune_piper", "denoise_digits",
+        "adapt_language_model", "fine_tune_embeddings", "fine_tune_yolo", "fine_tune_vad", "fine_tune_wake_word",
+        "fine_tune_piper", "denoise_digits",
         "quantize_digits", "forecast_with_lstm", "find_learning_rate", "optimizers_compared",
     ),
     "Train in other ways": (

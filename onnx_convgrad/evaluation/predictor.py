@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.base.names import INSPECT, check_names
+from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.data.inputs import Batch
 from onnx_convgrad.errors import ArgumentError, ExecutionError, ModelError
-from onnx_convgrad.frontend.bound_inputs import InputValues, bound_arrays, with_all_axes
+from onnx_convgrad.frontend.bound_inputs import InputValues, bound_arrays, by_input, with_all_axes
 from onnx_convgrad.frontend.files import AnyModel, read
 from onnx_convgrad.frontend.metadata import declare_states, labels_of, preprocessing_of, states_of
 from onnx_convgrad.ir.notes import MANIFEST
@@ -165,11 +165,10 @@ def _bound(model: ir.Model, values: InputValues) -> dict[str, np.ndarray]:
     inputs = {v.name or "": v for v in model.graph.inputs}
     if not isinstance(values, Mapping):
         raise ArgumentError(f"input_values must map names of inputs to their values, not {values!r:.60}.")
-    check_names(list(values), list(inputs), "input in input_values:", INSPECT)
     text = model.metadata_props.get(MANIFEST)
     known = {} if text is None else Manifest.from_json(text).options.get("input_values") or {}
     before = {name: value for name, value in known.items() if name in inputs}
-    return bound_arrays(list(inputs.values()), {**before, **values})
+    return bound_arrays(list(inputs.values()), {**before, **by_input(values, inputs)})
 
 
 def _of_run(folder: Path, file: Path | None, *, loss: bool, providers: Any, options: Any) -> Predictor:

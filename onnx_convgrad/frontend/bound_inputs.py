@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.base.limits import check_limit
-from onnx_convgrad.base.names import INSPECT, check_names
+from onnx_convgrad.base.names import INSPECT, select
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.namespace import Namespace
@@ -17,7 +17,7 @@ from onnx_convgrad.ir.notes import mark_bound
 from onnx_convgrad.ir.passes import GraphPass
 
 InputValues: TypeAlias = Mapping[str, Any]
-"""Input name -> its value: a number, a bool, a list of them, or an array."""
+"""Name or glob of inputs -> their value: a number, a bool, a list of them, or an array."""
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _WHOLE = tuple(getattr(ir.DataType, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64))
@@ -35,21 +35,38 @@ class BindInputs(GraphPass):
         self.values = values
 
     def rewrite(self, model: ir.Model) -> bool:
-        graph, values = model.graph, self.values
-        inputs = {v.name: v for v in graph.inputs if v.name}
-        check_names(list(values), list(inputs), "input in input_values:", INSPECT)
+        graph, inputs = model.graph, {v.name: v for v in model.graph.inputs if v.name}
+        values = by_input(self.values, inputs)
         others = [v for name, v in inputs.items() if name not in values]
         for name, given in values.items():
             value = inputs[name]
             array = bound_array(value, given, _symbols(others))
             graph.inputs.remove(value)
             if value.shape is not None and array.ndim < len(value.shape):
-                value = _repeated(graph, value, others)
+                value = _repeated(graph, value, others, array.shape)
             value.shape, value.const_value = ir.Shape(array.shape), ir.Tensor(array, dtype=value.dtype, name=value.name)
             mark_bound(value)
             if not value.is_initializer():
                 graph.register_initializer(value)
         return bool(values)
+
+
+def by_input(values: InputValues, inputs: Iterable[str]) -> dict[str, Any]:
+    """The value of each bound input; a name in full counts before a glob.
+
+    Raises:
+        ArgumentError: A name or glob matches nothing.
+    """
+    names = {name: [name] for name in inputs}
+    chosen = ((pattern, select([pattern], names, what="input in input_values:", see=INSPECT))
+              for pattern in sorted(values, key=names.__contains__))  # fmt: skip
+    return {name: values[pattern] for pattern, found in chosen for name in found}
+
+
+def as_json(given: Any) -> Any:
+    """A bound value as JSON: numbers in lists; of an array without numbers, whose sizes they would not tell, the shape."""
+    array = np.asarray(given)
+    return array.tolist() if array.size else {"shape": list(array.shape)}
 
 
 def bound_arrays(inputs: Sequence[ir.Value], values: InputValues) -> dict[str, np.ndarray]:
@@ -72,8 +89,10 @@ def with_all_axes(
     sizes = {d.value: n for d, n in pairs if not isinstance(d, int)}
     whole = {}
     for name, array in bound.items():
-        shape = [d if isinstance(d, int) else sizes.get(d.value, 1) for d in shapes[name]]
-        whole[name] = np.broadcast_to(array, shape) if array.ndim < len(shape) else array
+        missing = max(len(shapes[name]) - array.ndim, 0)
+        own = zip((1,) * missing + array.shape, shapes[name], strict=False)
+        shape = [n if n != 1 else d if isinstance(d, int) else sizes.get(d.value, 1) for n, d in own]
+        whole[name] = np.broadcast_to(array, shape) if missing else array
     return whole
 
 
@@ -87,8 +106,8 @@ def _symbols(inputs: Sequence[ir.Value]) -> dict[str, tuple[ir.Value, int]]:
     }
 
 
-def _repeated(graph: ir.Graph, value: ir.Value, others: Sequence[ir.Value]) -> ir.Value:
-    """Compute an input from fewer numbers, repeated to the sizes of other inputs; return the value that is to have them."""
+def _repeated(graph: ir.Graph, value: ir.Value, others: Sequence[ir.Value], own: tuple[int, ...]) -> ir.Value:
+    """Compute an input from numbers of the shape `own`, repeated to the sizes of other inputs; return what has them."""
     assert value.shape is not None
     names, found, nodes = Namespace.of_values(graph), _symbols(others), []
     number = ir.Value(name=names.claim(f"{value.name}_bound"), type=value.type)
@@ -101,15 +120,16 @@ def _repeated(graph: ir.Graph, value: ir.Value, others: Sequence[ir.Value]) -> i
         nodes[-1].outputs[0].name = names.claim(f"{value.name}_{op_type}")
         return nodes[-1].outputs[0]
 
-    sizes = []
-    for d in value.shape:
+    pairs = zip((1,) * (len(value.shape) - len(own)) + own, value.shape, strict=True)
+    dims, sizes = [d if n == 1 else n for n, d in pairs], []
+    for d in dims:
         if isinstance(d, int):
             sizes.append(stored([d]))
         else:
             like, axis = found[str(d.value)]
             sizes.append(emit("Gather", [emit("Shape", [like]), stored([axis])]))
     whole = emit("Expand", [number, emit("Concat", sizes, ir.AttrInt64("axis", 0))])
-    whole.type, whole.shape = value.type, value.shape
+    whole.type, whole.shape = value.type, ir.Shape(dims)
     for node in reversed(nodes):
         graph.insert_before(graph[0], node) if len(graph) else graph.append(node)
     value.replace_all_uses_with(whole, replace_graph_outputs=True)
@@ -120,7 +140,8 @@ def _repeated(graph: ir.Graph, value: ir.Value, others: Sequence[ir.Value]) -> i
 def bound_array(value: ir.Value, given: Any, known: Collection[str] = ()) -> np.ndarray:
     """The array that a given value is for an input, in its dtype and, where it is fixed, its shape.
 
-    Where free sizes are named in `known`, it may have fewer axes: it is then meant for every sample, row and so on.
+    It may have fewer axes, if the free sizes along which it is then repeated are named in `known`: it is meant for every
+    sample, row and so on.
 
     Raises:
         ArgumentError: The value does not fit the dtype or the shape of the input.
@@ -135,8 +156,9 @@ def _converted(value: ir.Value, given: Any) -> np.ndarray:
         kind = "no tensor of known dtype" if dtype is None else dtype.name.lower()
         raise _misfit(value, f"it is {kind}, and only numbers and bools can be bound")
     try:
-        array = np.asarray(given)
-    except (ValueError, TypeError, RuntimeError) as problem:
+        empty = isinstance(given, Mapping) and 0 in given["shape"]  # see `as_json`
+        array = np.zeros(given["shape"]) if empty else np.asarray(given)
+    except (ValueError, TypeError, KeyError, RuntimeError) as problem:
         raise _misfit(value, f"{given!r:.60} is not an array ({problem})") from None
     if array.dtype.kind not in "biuf":
         raise _misfit(value, f"{given!r:.60} is not made of numbers")
@@ -169,7 +191,7 @@ def _edges(array: np.ndarray) -> list[Any]:
 def _shaped(value: ir.Value, array: np.ndarray, known: Collection[str]) -> np.ndarray:
     """The array in the shape of the input: broadcast to a fixed shape, else of the same rank and known sizes.
 
-    One with fewer axes stays as it is, if all free sizes are `known`.
+    One with fewer axes stays as it is, if the free sizes along which it is repeated are `known`.
     """
     if value.shape is None:
         return array
@@ -183,9 +205,10 @@ def _shaped(value: ir.Value, array: np.ndarray, known: Collection[str]) -> np.nd
             return np.array(np.broadcast_to(array, shape))
         except ValueError:
             raise _misfit(value, f"a value of shape {list(array.shape)} does not fit {sizes}") from None
-    if array.ndim < len(sizes) and all(isinstance(d, int) or d.value in known for d in value.shape):
-        ends = sizes[len(sizes) - array.ndim :]
-        if all(n == 1 or size in (None, n) for size, n in zip(ends, array.shape, strict=True)):
+    if array.ndim < len(sizes):
+        own = (1,) * (len(sizes) - array.ndim) + array.shape
+        if all(isinstance(d, int) or d.value in known if n == 1 else size in (None, n)
+               for n, d, size in zip(own, value.shape, sizes, strict=True)):  # fmt: skip
             return array
     if len(sizes) != array.ndim or any(size not in (None, n) for size, n in zip(sizes, array.shape, strict=True)):
         declared = [d if isinstance(d, int) else str(d.value or "?") for d in value.shape]

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.limits import Limits, limits_of
 from onnx_convgrad.base.progress import announce, details, note_step, watched_steps
-from onnx_convgrad.frontend.bound_inputs import BindInputs, InputValues
+from onnx_convgrad.frontend.bound_inputs import BindInputs, InputValues, by_input
 from onnx_convgrad.frontend.canonicalize import canonical_passes
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.exporters.separate_merged import RestoreMerged, SeparateMembers
@@ -47,9 +47,10 @@ def load(
         model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`, which is never changed; or a loaded model, which is
             returned.
         input_shapes: Shapes that replace those declared by the graph's inputs.
-        input_values: Inputs that are bound to constants. `{"sr": 16000}`: values are numbers, bools, lists or arrays,
-            which are broadcast to a fixed shape. Results have no such inputs, and an If whose condition depends on them
-            alone is replaced by the branch that it takes.
+        input_values: Inputs that are bound to constants, by names and globs. `{"sr": 16000}`: values are numbers, bools,
+            lists or arrays, which are broadcast to a fixed shape, and repeated along leading axes whose size another input
+            has. Results have no such inputs, and an If whose condition depends on them alone is replaced by the branch
+            that it takes.
         states: Inputs that take an output of the call before. `{"state": "stateN"}`: training, `predict` and `evaluate`
             carry it from one part of a stream to the next. It goes into the metadata of all that is made of the model, such
             as an exported file. `{}` removes those of the file.
@@ -100,6 +101,7 @@ def load_source(
 
     with limits_of(limits):
         m = copied(source)
+        values = None if input_values is None else by_input(input_values, [v.name or "" for v in m.graph.inputs])
         note_step("read", "Read the file.", m.graph)
         run_passes(
             m,
@@ -111,7 +113,7 @@ def load_source(
                 NoteRoles(),
             ],
         )
-    return Model(source, m, kind=kind, input_shapes=input_shapes, input_values=input_values, limits=limits)
+    return Model(source, m, kind=kind, input_shapes=input_shapes, input_values=values, limits=limits)
 
 
 def reshaped(model: Model, input_shapes: InputShapes) -> Model:

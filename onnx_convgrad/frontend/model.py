@@ -30,7 +30,7 @@ class Model:
             each parameter that the exporter merged. Only to read.
         kind: The kind of results: `onnx.ModelProto` or `onnx_ir.Model`.
         input_shapes: As given to `load`.
-        input_values: As given to `load`; `canonical` has no such inputs.
+        input_values: As given to `load`, each input by its name; `canonical` has no such inputs.
         limits: As given to `load`; they hold for what is made of the model, too.
     """
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
@@ -13,6 +15,9 @@ _QUANTIZERS = ("DequantizeLinear", "QuantizeLinear")
 
 PASSED = (*_QUANTIZERS, "Cast", "Identity", "Transpose")
 """Operators between a stored weight and its reader: they keep its axes, or exchange them."""
+
+_DEQUANTIZING = ("Mul", "Sub")
+"""Operators that integers pass behind a Cast, with a stored scale or zero point: dequantization that is written out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +43,13 @@ class StoredWeight:
 
     @property
     def quantized(self) -> bool:
-        """Whether quantizers lie between."""
-        return any(is_op(v.producer(), *_QUANTIZERS) for v in self.path)
+        """Whether integers are stored, or quantizers lie between."""
+        return not self.tensor.dtype.is_floating_point() or any(is_op(v.producer(), *_QUANTIZERS) for v in self.path)
 
     @property
     def changed(self) -> bool:
         """Whether the reader has other numbers than the stored ones."""
-        return not self.tensor.dtype.is_floating_point() or any(
-            is_op(v.producer(), "Cast", *_QUANTIZERS) for v in self.path
-        )
+        return self.quantized or any(is_op(v.producer(), "Cast") for v in self.path)
 
     @property
     def shared(self) -> bool:
@@ -63,24 +66,60 @@ class StoredWeight:
 def stored_weight(value: ir.Value | None) -> StoredWeight | None:
     """The stored weight that a value holds; `None` if it is computed from inputs."""
     path: list[ir.Value] = []
-    given: list[tuple[int, ...] | None] = []
+    between: list[ir.Node] = []
     while value is not None:
         path.append(value)
-        node = value.producer()
-        tensor = value.const_value if node is None else None
-        if is_op(node, "Constant") and "value" in node.attributes:
-            tensor = node.attributes["value"].as_tensor()
+        tensor, node = _tensor(value), value.producer()
         if tensor is not None:
-            shape = tuple(tensor.shape.numpy())
-            perms = tuple(perm or tuple(reversed(range(len(shape)))) for perm in given)
-            for perm in reversed(perms):
-                shape = tuple(shape[axis] for axis in perm)
-            return StoredWeight(tuple(path), shape, perms, tensor)
-        if not is_op(node, *PASSED):
+            return _behind(tuple(path), between, tensor)
+        if is_op(node, *_DEQUANTIZING):
+            value = _integers(node)
+        elif is_op(node, *PASSED):
+            value = node.inputs[0]
+        else:
             return None
-        given += [Call(node).ints("perm")] if node.op_type == "Transpose" else []
-        value = node.inputs[0]
+        between.append(node)
     return None
+
+
+def _tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """The tensor of a value that is stored itself."""
+    node = None if value is None else value.producer()
+    if is_op(node, "Constant") and "value" in node.attributes:
+        return node.attributes["value"].as_tensor()
+    return value.const_value if value is not None and node is None else None
+
+
+def _integers(node: ir.Node) -> ir.Value | None:
+    """The operand that a Mul or Sub changes by a stored scale or zero point."""
+    for value, other in itertools.permutations(node.inputs):
+        if _number(other) is not None and is_op(None if value is None else value.producer(), "Cast", *_DEQUANTIZING):
+            return value
+    return None
+
+
+def _number(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """A stored scale, or a zero point, which may be an integer behind a Cast."""
+    node = None if value is None else value.producer()
+    return _tensor(node.inputs[0] if is_op(node, "Cast") else value)
+
+
+def _behind(path: tuple[ir.Value, ...], nodes: list[ir.Node], tensor: ir.TensorProtocol) -> StoredWeight | None:
+    """The weight behind these nodes, from the reader to what is stored; `None` if they compute another one."""
+    shape, perms = tuple(tensor.shape.numpy()), []
+    for node in reversed(nodes):
+        if node.op_type == "Transpose":
+            perms.append(Call(node).ints("perm") or tuple(reversed(range(len(shape)))))
+            shape = tuple(shape[axis] for axis in perms[-1])
+        elif node.op_type in _DEQUANTIZING:
+            numbers = [found for v in node.inputs if v not in path and (found := _number(v)) is not None]
+            try:
+                whole = np.broadcast_shapes(shape, *(tuple(number.shape.numpy()) for number in numbers))
+            except ValueError:
+                return None
+            if tensor.dtype.is_floating_point() or whole != shape:
+                return None
+    return StoredWeight(path, shape, tuple(reversed(perms)), tensor)
 
 
 def read_dtype(value: ir.Value | None) -> ir.DataType:

@@ -284,12 +284,16 @@ class NodeWriter:
         array = np.ascontiguousarray(array, dtype=dtype.numpy()).reshape(array.shape)
         key = (dtype, array.shape, array.tobytes())
         if key not in self._constants:
-            name = self.names.claim(f"const_{len(self._constants)}", self.graph.initializers)
-            value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(dtype))
-            value.const_value = ir.Tensor(array, dtype=dtype, name=name)
-            self.graph.register_initializer(value)
-            self._constants[key] = value
+            self._constants[key] = self.initializer(ir.Tensor(array, dtype=dtype))
         return self._constants[key]
+
+    def initializer(self, tensor: ir.TensorProtocol) -> ir.Value:
+        """An initializer of its own with this tensor, which is not copied."""
+        name = self.names.claim(f"const_{len(self._constants)}", self.graph.initializers)
+        value = ir.Value(name=name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype))
+        value.const_value, tensor.name = tensor, name
+        self.graph.register_initializer(value)
+        return value
 
     def scalar(self, number: float, like: ir.Value | None) -> ir.Value:
         """A rank-0 constant of `like`'s dtype (float32 when that is unknown)."""

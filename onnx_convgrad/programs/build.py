@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-import numpy as np
-
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.numbers import flag, share, whole
 from onnx_convgrad.errors import ArgumentError, first_few
+from onnx_convgrad.frontend.bound_inputs import as_json
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.exporters.separate_merged import RestoreMerged
 from onnx_convgrad.frontend.files import AnyModel, cloned, copied
@@ -191,7 +190,7 @@ def _recorded(plan: ProgramPlan, ema: float | None, *, synchronized: bool) -> di
         "precision": plan.precision.dtype,
     }
     if bound:
-        options["input_values"] = {name: np.asarray(value).tolist() for name, value in bound.items()}
+        options["input_values"] = {name: as_json(value) for name, value in bound.items()}
     if states_of(plan.base):
         options["states"] = states_of(plan.base)
     if plan.quantization is not None:

@@ -353,3 +353,62 @@ def test_a_mask_bound_to_one_number_is_bound_in_predictions_of_the_trained_model
         np.testing.assert_array_equal(y[:, 3:], np.ones((batch, 3)))
     y = og.predict(og.load(tmp_path / "trained.onnx", input_values={"mask": [0, 1, 0]}), {"x": x}).outputs["y"]
     np.testing.assert_array_equal(y[:, 3:], np.tile([0, 1, 0], (4, 1)))
+
+
+CACHED = """(int64[N,S] x, float[N,2,P,H] "past.0.key", float[N,2,P,H] "past.0.value", float gain)
+    => (float[N,2,K,3] y, rest) { g = Gather (table, x)  t = Transpose <perm = [0, 2, 1, 3]> (g)  m = Mul (t, gain)
+    y = Concat <axis = 2> ("past.0.key", m)  rest = Identity ("past.0.value") }"""
+
+
+def cached() -> onnx.ModelProto:
+    """A cache whose sizes no other input has, but for the number of samples."""
+    return graph_of(CACHED, table=np.ones((9, 2, 3), np.float32))
+
+
+TOKENS = np.array([[1, 2, 3, 4]] * 5)
+
+
+def test_globs_bind_an_empty_cache_for_every_sample(tmp_path: Path) -> None:
+    """Trained, exported and opened again: the cache is an input of the file, and empty where nothing else is fed."""
+    values = {"past.*": np.zeros((2, 0, 3)), "gain": 3}
+    loaded = og.load(cached(), input_values=values)
+    assert loaded.inputs == ("x",) and set(loaded.input_values or ()) == {"past.0.key", "past.0.value", "gain"}
+    program = og.build_training(loaded, loss={"y": "mse"}, optimizer="sgd", wrt="table")
+    program.save(tmp_path / "program")
+    trainer = og.Trainer(og.TrainingProgram.load(tmp_path / "program"))
+    batch = {"x": TOKENS, "target": np.ones((5, 2, 4, 3), np.float32)}
+    assert trainer.step(batch)["loss"] == pytest.approx(4.0)
+    trainer.export(tmp_path / "trained.onnx")
+    want = trainer.predict({"x": TOKENS})["y"]
+    cache = {f"past.0.{name}": np.zeros((5, 2, 1, 3), np.float32) for name in ("key", "value")}
+    long = run(tmp_path / "trained.onnx", x=TOKENS, gain=np.array(3, np.float32), **cache)[0]
+    np.testing.assert_allclose(long[:, :, 1:], want, rtol=1e-6)
+    found = og.predict(tmp_path / "trained.onnx", {"x": TOKENS}, task="numbers").outputs
+    np.testing.assert_allclose(found["y"], want, rtol=1e-6)
+    other = og.predict(og.load(tmp_path / "trained.onnx", input_values={**values, "gain": 6}), {"x": TOKENS})
+    np.testing.assert_allclose(other.outputs["y"], 2 * want, rtol=1e-6)
+
+
+def test_a_name_in_full_counts_before_a_glob() -> None:
+    loaded = og.load(
+        cached(), input_values={"past.0.key": np.ones((2, 2, 3)), "past.*": np.zeros((2, 0, 3)), "gain": 1}
+    )
+    assert {name: np.shape(value) for name, value in (loaded.input_values or {}).items()} == {
+        "past.0.key": (2, 2, 3),
+        "past.0.value": (2, 0, 3),
+        "gain": (),
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"passed.*": 0}, "Unknown input in input_values: 'passed.\\*', a glob that matches nothing. Did you mean"),
+        ({"past.*": 0}, r"a value of shape \[\] does not fit \['N', 2, 'P', 'H'\]"),
+        ({"past.*": np.zeros((3, 0, 3))}, r"a value of shape \[3, 0, 3\] does not fit"),
+        ({"past.*": np.zeros((0, 3)), "x": TOKENS}, r"a value of shape \[0, 3\] does not fit"),
+    ],
+)
+def test_refused_values_of_globs(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(og.errors.ArgumentError, match=message):
+        og.load(cached(), input_values=values)

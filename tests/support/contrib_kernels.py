@@ -133,6 +133,10 @@ def group_query() -> Iterator[Kernel]:
     yield case(*first, *empty, *whole, *angles, do_rotary=1, name="empty cache")
     places = ints([3, 7, 8], [1, 2, 3], dtype=np.int64)
     yield case(*first, *empty, *whole, *angles, places, do_rotary=1, name="empty cache, places")
+    padded = ints(S - 3, S - 1), np.array(S, np.int32)
+    yield case(*first, *none, *padded, name="padded")
+    for way in ({}, {"smooth_softmax": 1}):
+        yield case(*first, *empty, *padded, *angles, do_rotary=1, name="padded, empty cache", **way)
 
 
 def rotary() -> Iterator[Kernel]:

@@ -1,9 +1,13 @@
-"""Tiny transformers, written as in the library transformers, so that ONNX Runtime's optimizer fuses them."""
+"""Tiny transformers, written as in the library transformers, so that ONNX Runtime's optimizer fuses them; and a decoder."""
 
 from __future__ import annotations
 
+import numpy as np
+import onnx
 import torch
 from torch import Tensor, nn
+
+from tests.support.one_input import graph_of
 
 WORDS, WIDTH, HEADS, LAYERS, LONGEST = 50, 32, 4, 2, 12
 
@@ -143,3 +147,34 @@ class Vit(nn.Module):
         for block in self.blocks:
             x = block(x, None)
         return self.norm(x)
+
+
+DECODER = """(int64[B,S] ids, int64[B,T] mask, float[B,2,P,16] past_k, float[B,2,P,16] past_v)
+    => (logits, present_k, present_v) {
+        count = ReduceSum (mask, last)  fewer = Sub (count, one)  flat = Squeeze (fewer, last)
+        ends = Cast <to = 6> (flat)  shape = Shape (mask)  total = Gather (shape, second)  length = Cast <to = 6> (total)
+        x = Gather (words, ids)
+        n = SimplifiedLayerNormalization <epsilon = 1e-5, axis = -1> (x, g1)
+        qkv = MatMul (n, w_qkv)
+        a, present_k, present_v = com.microsoft.GroupQueryAttention
+            <num_heads = 4, kv_num_heads = 2, do_rotary = 1> (qkv, , , past_k, past_v, ends, length, cos, sin)
+        o = MatMul (a, w_o)
+        m, , , sum = com.microsoft.SkipSimplifiedLayerNormalization <epsilon = 1e-5> (x, o, g2)
+        gate = MatMul (m, w_gate)  up = MatMul (m, w_up)  s = Sigmoid (gate)  swish = Mul (gate, s)
+        inner = Mul (swish, up)  down = MatMul (inner, w_down)
+        r, , , rest = com.microsoft.SkipSimplifiedLayerNormalization <epsilon = 1e-5> (sum, down, g3)
+        logits = MatMul (r, head) }"""
+
+
+def decoder() -> onnx.ModelProto:
+    """A language model as ONNX Runtime GenAI builds it: no size or type behind the first fused operator is declared."""
+    draw, sizes = np.random.default_rng(0), {"words": (WORDS, 32), "w_qkv": (32, 128), "w_o": (64, 32)}
+    sizes |= {"w_gate": (32, 48), "w_up": (32, 48), "w_down": (48, 32), "head": (32, WORDS), "g1": (32,), "g2": (32,)}
+    stored = {
+        name: (draw.standard_normal(size) / 4).astype(np.float32) for name, size in (sizes | {"g3": (32,)}).items()
+    }
+    angles = np.outer(np.arange(16), 0.5 ** np.arange(8)).astype(np.float32)
+    integers = {"last": np.array([1]), "one": np.array([1]), "second": np.array(1)}
+    return graph_of(
+        DECODER, domains=', "com.microsoft": 1', **stored, cos=np.cos(angles), sin=np.sin(angles), **integers
+    )

@@ -87,8 +87,10 @@ def group_query_attention(h: Rewriter) -> list[ir.Value | None]:
     """softmax(scale Q K' + bias) V of rotated heads behind those of the cache, under a causal or local mask"""
     refuse_operands(h, k_scale=12, v_scale=13, q_norm_weight=14, k_norm_weight=15, query_seqlens=16)
     if h.int("sliding_window_cache", 0):
-        raise UnsupportedCase("its cache slides (sliding_window_cache)")
+        raise UnsupportedCase("its cache slides (sliding_window_cache); GenAI's builder takes windowed_kv_cache=false")
     e, past, (q, k, v) = h.e, (h.operand(3), h.operand(4)), _grouped_heads(h)
+    if past[0] is not None and e.dim(past[0], 2) == 0:
+        past = (None, None)  # a first call: all keys are new
     rows = e.dim(q, 2)
     total = _total(h) if past[0] is not None else rows
     first = _first_places(h, rows, total) if past[0] is not None else None
@@ -163,7 +165,7 @@ def _cached(h: Rewriter, past: ir.Value | None, new: ir.Value, total: Dim, first
 def _causal(h: Rewriter, q: ir.Value, k: ir.Value, v: ir.Value, total: Dim, first: ir.Value | None) -> ir.Value:
     """Attention where a query sees the keys up to its own place, or the last of them (`local_window_size`).
 
-    With `causal=0` it sees all keys of its sequence.
+    With `causal=0`, and from behind the end of its sequence, it sees all keys of the sequence.
     """
     e, cap, window = h.e, h.float("softcap", 0.0), h.int("local_window_size", -1)
     sink, bias = h.operand(11), h.operand(10)
@@ -173,7 +175,7 @@ def _causal(h: Rewriter, q: ir.Value, k: ir.Value, v: ir.Value, total: Dim, firs
     own = e.reshape(e.arange(e.dim(q, 2)), [-1, 1])
     own = own if first is None else e.op("Add", own, e.reshape(first, [-1, 1, 1, 1]))
     ends = e.cast(e.reshape(h.required(5), [-1, 1, 1, 1]), ir.DataType.INT64)
-    keys, last = e.arange(total), own if h.int("causal", 1) else ends
+    keys, last = e.arange(total), e.op("Min", own, ends) if h.int("causal", 1) else ends
 
     def change(scores: ir.Value) -> ir.Value:
         scores = e.cast(scores, ir.DataType.FLOAT)

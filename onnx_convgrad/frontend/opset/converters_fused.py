@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.opset.converters_above_21 import root_mean_square
-from onnx_convgrad.frontend.opset.converters_quantized import nibbles, real
+from onnx_convgrad.frontend.opset.converters_quantized import in_bytes, nibbles, real
 from onnx_convgrad.frontend.opset.rewriter import Rewriter, is_used
 from onnx_convgrad.ir.constants import constant_of
 
@@ -175,18 +175,23 @@ def blocks_matmul(h: Rewriter) -> ir.Value:
     inner, outer, bits, block = (
         h.int(name, default) for name, default in (("K", 0), ("N", 0), ("bits", 4), ("block_size", 0))
     )
-    if packed is None or bits not in (4, 8) or block < 1 or inner % block or packed.size * 8 != inner * outer * bits:
+    if (
+        packed is None
+        or packed.dtype != np.uint8
+        or bits not in (4, 8)
+        or block < 1
+        or inner % block
+        or packed.size * 8 != inner * outer * bits
+    ):
         raise UnsupportedCase("its weight is not stored in whole blocks of 4 or 8 bits")
     if (zeros is None) != (h.operand(3) is None) or (zeros is not None and zeros.dtype != np.uint8):
         raise UnsupportedCase("its zero points are not stored integers")
     if h.operand(4) is not None:
         raise UnsupportedCase("its weight has an order of its own (g_idx)")
-    dtype, count = ir.DataType.UINT4 if bits == 4 else ir.DataType.UINT8, inner // block
+    count = inner // block
     zeros = np.full((outer, count), 2 ** (bits - 1)) if zeros is None else _unpacked(zeros, outer, bits)[:, :count]
-    numbers = h.e.const(_unpacked(packed, outer, bits).astype(dtype.numpy()), dtype)
-    scales = h.e.reshape(h.required(2), [outer, count])
-    weight = h.e.op("DequantizeLinear", numbers, scales, h.e.const(zeros.astype(dtype.numpy()), dtype), axis=1,
-                    block_size=block)  # fmt: skip
+    numbers, scales = in_bytes(h, packed, bits, (outer, inner)), h.e.reshape(h.required(2), [outer, count])
+    weight = h.e.op("DequantizeLinear", numbers, scales, h.e.const(zeros, numbers.dtype), axis=1, block_size=block)
     y, bias = h.e.matmul(h.required(0), h.e.op("Transpose", weight, perm=[1, 0])), h.operand(5)
     return y if bias is None else h.e.add(y, bias)
 

@@ -5,6 +5,8 @@ They compute the same up to the rounding of sums: a result may be the neighborin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
@@ -12,6 +14,7 @@ from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.dims import static_dims
+from onnx_convgrad.ir.nodes import is_op
 
 _PLACES = {
     "Add": ((0, 3), 6),
@@ -153,14 +156,32 @@ def blocks_gather(h: Rewriter) -> ir.Value:
 
 def _numbers_of_bytes(h: Rewriter, data: ir.Value, zero: ir.Value | None) -> tuple[ir.Value, ir.Value]:
     """The numbers of 4 or 8 bits, which are 4-bit integers or bytes then, and their zero points."""
-    bits, sizes, stored, zeros = h.int("bits", 4), static_dims(h.required(2)), constant_of(data), constant_of(zero)
+    bits, sizes, stored, zeros = h.int("bits", 4), static_dims(h.required(2)), _stored(data), constant_of(zero)
     if bits not in (4, 8) or sizes is None or None in sizes or stored is None or (zero is not None and zeros is None):
         raise UnsupportedCase("its data and scales are not stored, for numbers of 4 or 8 bits")
     if bits == 4:
-        stored, zeros = nibbles(stored), None if zeros is None else nibbles(zeros)[..., : sizes[-1]]
+        zeros = None if zeros is None else nibbles(zeros)[..., : sizes[-1]]
     zeros = np.full([size or 0 for size in sizes], 2 ** (bits - 1)) if zeros is None else zeros
-    dtype = ir.DataType.UINT4 if bits == 4 else ir.DataType.UINT8
-    return h.e.const(stored, dtype), h.e.const(zeros, dtype)
+    numbers = in_bytes(h, stored, bits, (*stored.shape[:-1], stored.shape[-1] * 8 // bits))
+    return numbers, h.e.const(zeros, numbers.dtype)
+
+
+def _stored(value: ir.Value | None) -> np.ndarray | None:
+    """A constant, also behind a Reshape: a table that is the last weight, too, is stored in the shape of the latter."""
+    node = None if value is None else value.producer()
+    if not is_op(node, "Reshape"):
+        return constant_of(value)
+    stored, sizes = constant_of(node.inputs[0]), constant_of(node.inputs[1])
+    if stored is None or sizes is None or stored.size != sizes.prod(dtype=object):
+        return None
+    return stored.reshape(sizes)
+
+
+def in_bytes(h: Rewriter, stored: np.ndarray, bits: int, shape: Sequence[int]) -> ir.Value:
+    """An initializer of numbers of 4 or 8 bits that are stored in bytes, which are not copied."""
+    if bits == 8:
+        return h.e.initializer(ir.Tensor(stored.reshape(shape), ir.DataType.UINT8))
+    return h.e.initializer(ir.PackedTensor(stored.reshape(-1), ir.DataType.UINT4, shape=ir.Shape(shape)))
 
 
 def nibbles(stored: np.ndarray) -> np.ndarray:

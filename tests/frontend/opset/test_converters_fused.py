@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from onnx import numpy_helper
@@ -157,6 +158,27 @@ def test_products_with_blocks_of_bits(bits: int, zeros: bool, bias: bool) -> Non
     units = np.concatenate([np.eye(48, dtype=np.float32), np.zeros((2, 48), np.float32)]).reshape(10, 5, 48)
     rows = np.concatenate([run(given, {"x": five})["y"] for five in units])
     assert off(got["x_grad"], seed @ (rows[:48] - rows[48]).T) < 1e-5
+    (weight,) = [v for v in og.load(given).canonical.graph.initializers.values() if v.shape == [10, 48]]
+    assert isinstance(weight.const_value, ir.PackedTensor if bits == 4 else ir.Tensor)  # as many bytes as in the file
+
+
+def test_a_table_that_is_the_last_weight_too() -> None:
+    """Tied embeddings, as GenAI's builder writes them: the table is the weight in another shape."""
+    generator, ids = np.random.default_rng(0), np.array([[3, 0, 9]])
+    arrays = {
+        "w": generator.integers(0, 256, (10, 2, 8)).astype(np.uint8),
+        "s": generator.random((10, 2)).astype(np.float32),
+        "shape": np.array([10, 16]),
+    }
+    text = """(int64[1,3] ids, float[1,3,32] x) => (float[1,3,10] y) { table = Reshape (w, shape)
+        h = com.microsoft.GatherBlockQuantized <bits = 4, block_size = 16, quantize_axis = 1> (table, ids, s)
+        t = Add (h, x) y = com.microsoft.MatMulNBits <K = 32, N = 10, bits = 4, block_size = 16> (t, w, s) }"""
+    given = graph_of(text, domains=', "com.microsoft": 1', **arrays)
+    x = drawn({"x": (1, 3, 32)})["x"]
+    got = run(og.augment(given, wrt="x", cotangents="ones"), {"ids": ids, "x": x})
+    assert off(got["y"], run(given, {"ids": ids, "x": x})["y"]) < 1e-5
+    moved = run(given, {"ids": ids, "x": x + np.float32(0.5)})["y"] - got["y"]
+    assert off(0.5 * got["x_grad"].sum(), moved.sum()) < 1e-4
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -20,8 +21,7 @@ from torch import nn
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
 from tests.support.families import quiet
-from tests.support.language_nets import HEADS, WIDTH, WORDS, Bert, Gpt, Vit
-from tests.support.one_input import graph_of
+from tests.support.language_nets import HEADS, WIDTH, WORDS, Bert, Gpt, Vit, decoder
 from tests.support.optimizer import optimized
 
 Feeds = Mapping[str, np.ndarray]
@@ -174,37 +174,6 @@ def test_packed_weights_are_named_in_wrt(tmp_path: Path) -> None:
     assert [output.name for output in made.graph.output] == ["y", f"{weight}_grad"]
 
 
-DECODER = """(int64[B,S] ids, int64[B,T] mask, float[B,2,P,16] past_k, float[B,2,P,16] past_v)
-    => (logits, present_k, present_v) {
-        count = ReduceSum (mask, last)  fewer = Sub (count, one)  flat = Squeeze (fewer, last)
-        ends = Cast <to = 6> (flat)  shape = Shape (mask)  total = Gather (shape, second)  length = Cast <to = 6> (total)
-        x = Gather (words, ids)
-        n = SimplifiedLayerNormalization <epsilon = 1e-5, axis = -1> (x, g1)
-        qkv = MatMul (n, w_qkv)
-        a, present_k, present_v = com.microsoft.GroupQueryAttention
-            <num_heads = 4, kv_num_heads = 2, do_rotary = 1> (qkv, , , past_k, past_v, ends, length, cos, sin)
-        o = MatMul (a, w_o)
-        m, , , sum = com.microsoft.SkipSimplifiedLayerNormalization <epsilon = 1e-5> (x, o, g2)
-        gate = MatMul (m, w_gate)  up = MatMul (m, w_up)  s = Sigmoid (gate)  swish = Mul (gate, s)
-        inner = Mul (swish, up)  down = MatMul (inner, w_down)
-        r, , , rest = com.microsoft.SkipSimplifiedLayerNormalization <epsilon = 1e-5> (sum, down, g3)
-        logits = MatMul (r, head) }"""
-
-
-def decoder() -> onnx.ModelProto:
-    """A language model as ONNX Runtime GenAI builds it: no size or type behind the first fused operator is declared."""
-    draw, sizes = np.random.default_rng(0), {"words": (WORDS, 32), "w_qkv": (32, 128), "w_o": (64, 32)}
-    sizes |= {"w_gate": (32, 48), "w_up": (32, 48), "w_down": (48, 32), "head": (32, WORDS), "g1": (32,), "g2": (32,)}
-    stored = {
-        name: (draw.standard_normal(size) / 4).astype(np.float32) for name, size in (sizes | {"g3": (32,)}).items()
-    }
-    angles = np.outer(np.arange(16), 0.5 ** np.arange(8)).astype(np.float32)
-    integers = {"last": np.array([1]), "one": np.array([1]), "second": np.array(1)}
-    return graph_of(
-        DECODER, domains=', "com.microsoft": 1', **stored, cos=np.cos(angles), sin=np.sin(angles), **integers
-    )
-
-
 def test_a_decoder_is_differentiated_in_its_first_call_and_behind_a_cache() -> None:
     model, draw = decoder(), np.random.default_rng(1)
     augmented = og.augment(model, wrt=["w_qkv", "words", "past_k"], of="logits")
@@ -227,16 +196,34 @@ def test_a_decoder_is_differentiated_in_its_first_call_and_behind_a_cache() -> N
         assert abs(slope - (ends[0] - ends[1]) / 0.02) < 5e-3 * np.linalg.norm(got["w_qkv_grad"])
 
 
-def test_a_decoder_is_trained() -> None:
-    """The cache is empty: an input with no rows."""
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_decoder_is_trained(bound: bool) -> None:
+    """The cache is empty: an input with no rows, which may be bound."""
     loss = {"logits": og.losses.CrossEntropy(axis=-1)}
-    trainer = og.Trainer(og.build_training(decoder(), loss=loss, optimizer=og.optim.SGD()), schedule=0.1)
+    model: onnx.ModelProto | og.Model = decoder()
+    if bound:
+        model = og.load(decoder(), input_values={"past_*": np.zeros((2, 0, 16))})
+    program = og.build_training(model, loss=loss, optimizer=og.optim.SGD())
+    assert bound != ("past_k" in [port.name for port in program.manifest.data])
+    trainer = og.Trainer(program, schedule=0.1)
     words, empty = np.random.default_rng(2).integers(0, WORDS, (2, 6)), np.zeros((2, 2, 0, 16), np.float32)
-    feed = {"ids": words[:, :5], "mask": np.ones((2, 5), np.int64), "past_k": empty, "past_v": empty}
-    losses = [float(trainer.step({**feed, "target": words[:, 1:]})["loss"]) for _ in range(3)]
-    logits = run(decoder(), feed)["logits"]
+    cache = {"past_k": empty, "past_v": empty}
+    feed = {"ids": words[:, :5], "mask": np.ones((2, 5), np.int64)}
+    batch = {**feed, "target": words[:, 1:], **({} if bound else cache)}
+    losses = [float(trainer.step(batch)["loss"]) for _ in range(3)]
+    logits = run(decoder(), {**feed, **cache})["logits"]
     wanted = torch.nn.functional.cross_entropy(
         torch.tensor(logits.reshape(-1, WORDS)), torch.tensor(words[:, 1:].ravel())
     )
     assert losses[0] == pytest.approx(float(wanted), rel=1e-5)
     assert losses[2] < losses[1] < losses[0]
+
+
+def test_a_bound_cache_leaves_no_trace_in_the_step() -> None:
+    """All keys are new: nothing is written into a cache, and no key is looked up there again."""
+    counts = []
+    for values in ({}, {"past_*": np.zeros((2, 0, 16))}):
+        made = og.augment(og.load(decoder(), input_values=values), wrt="w_qkv", of="logits")
+        counts.append(Counter(node.op_type for node in made.graph.node))
+    assert counts[0]["ScatterElements"] == 4 and counts[1]["ScatterElements"] == 0
+    assert sum(counts[1].values()) < sum(counts[0].values())

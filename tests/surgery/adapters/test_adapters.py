@@ -234,6 +234,31 @@ def dynamic() -> onnx.ModelProto:
     )
 
 
+def dynamic_twice() -> onnx.ModelProto:
+    """The adapter of the first layer learns through the quantizer of the second, straight through its rounding."""
+    text = """(float[N,16] x) => (float[N,12] y) {
+        q, s, z = DynamicQuantizeLinear (x)  i = MatMulInteger (q, v, z)  f = Cast <to = 1> (i)
+        t = Mul (s, ws)  h = Mul (f, t)  r = Relu (h)
+        q2, s2, z2 = DynamicQuantizeLinear (r)  i2 = MatMulInteger (q2, w, z2)  f2 = Cast <to = 1> (i2)
+        t2 = Mul (s2, ws)  y = Mul (f2, t2) }"""
+    stored = {name: RNG.integers(-100, 100, (16, n)).astype(np.int8) for name, n in (("v", 16), ("w", 12))}
+    return graph_of(text, **stored, ws=np.float32(0.01))
+
+
+def written_out() -> onnx.ModelProto:
+    """Integers that Cast, Sub and Mul dequantize, one of them behind a Transpose."""
+    text = """(float[N,16] x) => (float[N,12] y) {
+        f = Cast <to = 1> (q)  v = Mul (f, s)  h = MatMul (x, v)  r = Relu (h)
+        g = Cast <to = 1> (p)  i = Cast <to = 1> (z)  d = Sub (g, i)  u = Mul (t, d)
+        w = Transpose <perm = [1, 0]> (u)  y = MatMul (r, w) }"""
+    stored = {
+        "q": RNG.integers(-100, 100, (16, 16)).astype(np.int8),
+        "p": RNG.integers(0, 200, (12, 16)).astype(np.uint8),
+    }
+    scales = {"s": np.full(16, 0.01, np.float32), "t": np.full((12, 1), 0.02, np.float32)}
+    return graph_of(text, **stored, **scales, z=np.full((12, 1), 100, np.uint8))
+
+
 def bits() -> onnx.ModelProto:
     """Two products with weights of 4 bits."""
     text = """(float[N,32] x) => (float[N,12] y) {
@@ -245,7 +270,7 @@ def bits() -> onnx.ModelProto:
     return graph_of(text, **quantized, **scales, domains=', "com.microsoft": 1')
 
 
-@pytest.mark.parametrize(("make", "weight"), [(dequantized, "p"), (dynamic, "w"), (bits, "v")])
+@pytest.mark.parametrize(("make", "weight"), [(dequantized, "p"), (dynamic, "w"), (bits, "v"), (written_out, "p")])
 def test_quantized_bases(make: Callable[[], onnx.ModelProto], weight: str) -> None:
     model = make()
     adapted = og.transforms.add_adapters(model, rank=2, alpha=4, targets=weight)
@@ -268,7 +293,9 @@ def test_quantized_bases(make: Callable[[], onnx.ModelProto], weight: str) -> No
         og.transforms.merge_adapters(adapted)
 
 
-@pytest.mark.parametrize(("make", "weights"), [(dequantized, "qp"), (bits, "vw")])
+@pytest.mark.parametrize(
+    ("make", "weights"), [(dequantized, "qp"), (bits, "vw"), (written_out, "qp"), (dynamic_twice, "vw")]
+)
 def test_training_on_a_quantized_base(make: Callable[[], onnx.ModelProto], weights: str, tmp_path: Path) -> None:
     base = make()
     trainer = og.Trainer(
@@ -284,6 +311,21 @@ def test_training_on_a_quantized_base(make: Callable[[], onnx.ModelProto], weigh
     assert initializers(base).items() <= initializers(trained).items()
     want = trainer.evaluate_batch(batch)["y"]
     assert off(run(trained, {"x": batch["x"]})["y"], want) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "f = Cast <to = 1> (q)  v = Mul (f, x)  y = MatMul (x, v)",  # by a number that is fed
+        "f = Cast <to = 1> (q)  v = Mul (f, column)  y = MatMul (x, v)",  # another shape
+        "f = Cast <to = 10> (w)  g = Cast <to = 1> (f)  v = Mul (g, s)  y = MatMul (x, v)",  # no integers
+    ],
+)
+def test_other_products_are_no_stored_weights(text: str) -> None:
+    stored = {"q": np.ones((1, 16), np.int8), "column": normal(16, 1), "w": normal(16, 16), "s": normal(16)}
+    model = graph_of(f"(float[16,16] x) => (float[16,16] y) {{ {text} }}", **stored)
+    with pytest.raises(og.errors.ArgumentError, match="no layer with a stored weight"):
+        og.transforms.add_adapters(model, rank=1)
 
 
 # -- BatchNormalization, names, kinds ----------------------------------------------------------------------------------
