@@ -42,7 +42,7 @@ def rewrite(
         seconds = time.perf_counter() - start
         announce("writing")
         data = files.write(result.model, destination)
-    before, after = (_Figures.of(read(path), path) for path in (model, destination))
+    before, after = _Figures.of(read(model), model), _Figures.of(result.model, destination, data)
     return result, Rewritten(model, destination, data, before, after, seconds)
 
 
@@ -57,8 +57,8 @@ class _Figures:
     bytes: int
 
     @classmethod
-    def of(cls, model: ir.Model, path: Path) -> _Figures:
-        """Count what a model stored at `path` holds."""
+    def of(cls, model: ir.Model, path: Path, data: Path | None = None) -> _Figures:
+        """Count what a model holds that is stored at `path`, with its weights in a file `data` if there is one."""
         counts = Counter(f"{n.domain}::{n.op_type}" if n.domain else n.op_type for n in model.graph.all_nodes())
         graph = model.graph
         weights = set(graph.initializers)
@@ -67,7 +67,7 @@ class _Figures:
             [described(v) for v in graph.outputs],
             sum(counts.values()),
             dict(counts.most_common()),
-            files.stored_bytes(model, path),
+            path.stat().st_size + data.stat().st_size if data else files.stored_bytes(model, path),
         )
 
 

@@ -22,7 +22,7 @@ CASES = {
     ),
     "cast": ("t = Cast <to = 10> (w) y = Add (x, t)", FLOATS, (2, 3, 4), 2, False, True, ir.DataType.FLOAT16),
     "levels": ("t = DequantizeLinear (w, s) y = Add (x, t)", LEVELS, (2, 3, 4), 2, True, True, ir.DataType.FLOAT),
-    "integers": ("y = Add (x, w)", LEVELS, (2, 3, 4), 2, False, True, ir.DataType.INT8),
+    "integers": ("y = Add (x, w)", LEVELS, (2, 3, 4), 2, True, True, ir.DataType.INT8),
 }
 
 
