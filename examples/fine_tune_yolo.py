@@ -1,6 +1,6 @@
 """Fine-tune a file of YOLOv8 on other classes: new heads, task-aligned assignment, CIoU and distribution focal loss.
 
-python examples/fine_tune_yolo.py      (needs nudenet, whose package ships such a file, and pycocotools)
+python examples/fine_tune_yolo.py      (needs a file of YOLOv8: pip install --no-deps nudenet; and pip install pycocotools)
 """
 
 from __future__ import annotations
