@@ -28,8 +28,8 @@ _OPERATORS = {
         " GreedySearch PagedAttention Sampling SparseAttention SparsePagedAttention WhisperBeamSearch"
     ),
     _WEIGHTS: (
-        "GemmFloat8 MatMulBlockQuantizedFp4Weight MatMulBlockQuantizedFp8Weight MatMulBnb4 MatMulFpQ4 MatMulNBitsMlp"
-        " MatMulNBitsQLoRA MatMulNBitsQkv MatMulPacked QMoE"
+        "GemmFloat8 MatMulBlockQuantizedFp4Weight MatMulBlockQuantizedFp8Weight MatMulFpQ4 MatMulNBitsMlp"
+        " MatMulNBitsQLoRA MatMulNBitsQkv MatMulPacked"
     ),
 }
 _REMEDIES = {operator: text for text, operators in _OPERATORS.items() for operator in operators.split()}

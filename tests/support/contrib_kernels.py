@@ -195,6 +195,12 @@ def quantized() -> Iterator[Kernel]:
         yield kernel("GatherBlockQuantized", (table // 2).astype(dtype), rows, numbers, stored=(0,), **blocks)
         levels = (table // 2).astype(dtype), (table[:, :2] // 4).astype(dtype)
         yield kernel("GatherBlockQuantized", levels[0], rows, numbers, levels[1], stored=(0, 3), **blocks)
+    for kind, (outer, inner) in enumerate(
+        ((5, 24), (3, 5))
+    ):  # FP4, NF4; blocks and bytes end within rows, or are partial
+        codes = _RNG.integers(0, 256, (outer * inner + 1) // 2).astype(np.uint8)
+        sizes, scales = {"K": inner, "N": outer, "block_size": 16}, np.abs(normal(-(-outer * inner // 16)))
+        yield kernel("MatMulBnb4", normal(2, 3, inner), codes, scales, stored=(1,), quant_type=kind, **sizes)
     across = np.abs(normal(1, 32)) / 10
     levels = (_RNG.integers(-8, 8, (16, 32)).astype(ml_dtypes.int4),)
     yield kernel(
@@ -231,6 +237,47 @@ def experts() -> Iterator[Kernel]:
     yield kernel("MoE", *operands(2), **options, swiglu_limit=0.9, stored=ahead)
 
 
+def quantized_experts() -> Iterator[Kernel]:
+    rows, width, inner, count = 5, 16, 32, 3
+
+    def case(
+        fused: int = 1,
+        bits: int = 4,
+        block: int = 0,
+        zeros: bool = False,
+        biased: bool = True,
+        weights: np.ndarray | None = None,
+        **options: Any,
+    ) -> Kernel:
+        router = _RNG.permuted(np.tile(np.arange(count), (rows, 1)), axis=1) + normal(rows, count) / 10
+        places: list[np.ndarray | None] = [normal(rows, width), router.astype(np.float32)]
+        behind: list[np.ndarray | None] = []
+        for outputs, inputs in ((fused * inner, width), (width, inner)):
+            blocks = (inputs // block,) if block else ()
+            places.append(_RNG.integers(0, 256, (count, outputs, inputs * bits // 8)).astype(np.uint8))
+            places.append(np.abs(normal(count, outputs, *blocks)) / (2**bits * inputs**0.5) + np.float32(0.01))
+            places.append(normal(count, outputs) if biased else None)
+            lengths = (outputs, -(-blocks[0] * bits // 8)) if blocks else (outputs * bits // 8,)
+            behind.append(_RNG.integers(0, 256, (count, *lengths)).astype(np.uint8) if zeros else None)
+        options |= {"block_size": block} if block else {}
+        options = {"activation_type": "silu", "k": 2, "expert_weight_bits": bits, **options}
+        stored = (2, 5, 11, 12) if weights is None else (1, 2, 5)
+        return kernel("QMoE", *places, None, None, None, *behind, None, weights, stored=stored, **options)
+
+    yield case()
+    yield case(zeros=True, biased=False, activation_type="gelu", normalize_routing_weights=1)
+    yield case(bits=8, zeros=True, activation_type="identity", k=1)
+    yield case(bits=2, zeros=True)
+    yield case(block=16, zeros=True)
+    yield case(block=16, bits=2)
+    options = {"activation_type": "swiglu", "swiglu_fusion": 1, "activation_alpha": 1.3, "activation_beta": 0.7}
+    yield case(2, **options)
+    yield case(2, block=16, zeros=True, **options)
+    for way in (0, 1):
+        weights = _RNG.uniform(0.1, 1, (rows, count)).astype(np.float32)
+        yield case(weights=weights, normalize_routing_weights=way)
+
+
 def others() -> Iterator[Kernel]:
     matrix = normal(2, 3, 3) + 3 * np.eye(3, dtype=np.float32)
     yield kernel("Inverse", matrix)
@@ -253,6 +300,7 @@ def others() -> Iterator[Kernel]:
     yield kernel("LinearAttentionGate", normal(2, 3, 4), normal(4), normal(4), normal(2, 3, 4), outputs="y beta")
     yield kernel("LinearAttentionGate", normal(2, 3, 4), normal(4), normal(4))
     yield from experts()
+    yield from quantized_experts()
     yield kernel("Pad", image, ints(0, 0, 1, 0, 0, 0, 0, 2, dtype=np.int64), np.array(0.5, np.float32), stored=(1,))
     yield kernel("Pad", image, ints(0, 0, 1, 0, 0, 0, 0, 2, dtype=np.int64), stored=(1,), mode="reflect")
     yield kernel("Range", *(np.array(number, np.float32) for number in (0.5, 4, 1.5)), stored=(1, 2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from onnx_convgrad.frontend.opset import converters_above_21 as above
 from onnx_convgrad.frontend.opset import converters_attention as attention
 from onnx_convgrad.frontend.opset import converters_decoder as decoder
+from onnx_convgrad.frontend.opset import converters_experts as experts
 from onnx_convgrad.frontend.opset import converters_fused as fused
 from onnx_convgrad.frontend.opset import converters_own as own
 from onnx_convgrad.frontend.opset import converters_quantized as quantized
@@ -28,6 +29,7 @@ CONTRIB: dict[str, Converter] = {
     "RotaryEmbedding": decoder.rotary_embedding,
     "MRotaryEmbedding": decoder.sectioned_rotary_embedding,
     "MatMulNBits": fused.blocks_matmul,
+    "MatMulBnb4": fused.codes_matmul,
     "MatMulIntegerToFloat": quantized.integer_matmul,
     "DynamicQuantizeMatMul": quantized.dynamic_matmul,
     "DynamicQuantizeLSTM": quantized.dynamic_lstm,
@@ -47,7 +49,8 @@ CONTRIB: dict[str, Converter] = {
     "GatedRMSNorm": own.gated_rms_norm,
     "GridSample": own.grid_sample,
     "Inverse": own.inverse,
-    "MoE": own.experts,
+    "MoE": experts.experts,
+    "QMoE": experts.quantized_experts,
     "LinearAttentionGate": own.attention_gate,
     "Range": own.range_,
     "ScaledSiLU": own.scaled_silu,

@@ -157,15 +157,28 @@ def _numbers_of_bytes(h: Rewriter, data: ir.Value, zero: ir.Value | None) -> tup
     if bits not in (4, 8) or sizes is None or None in sizes or stored is None or (zero is not None and zeros is None):
         raise UnsupportedCase("its data and scales are not stored, for numbers of 4 or 8 bits")
     if bits == 4:
-        stored, zeros = nibbles(stored), None if zeros is None else nibbles(zeros)[..., : sizes[-1]]
+        stored, zeros = unpacked(stored, 4), None if zeros is None else unpacked(zeros, 4)[..., : sizes[-1]]
     zeros = np.full([size or 0 for size in sizes], 2 ** (bits - 1)) if zeros is None else zeros
     dtype = ir.DataType.UINT4 if bits == 4 else ir.DataType.UINT8
     return h.e.const(stored, dtype), h.e.const(zeros, dtype)
 
 
-def nibbles(stored: np.ndarray) -> np.ndarray:
-    """The numbers of 4 bits in bytes, the lower half of a byte first, along the last axis."""
-    return np.stack([stored & 15, stored >> 4], axis=-1).reshape(*stored.shape[:-1], -1)
+def unpacked(stored: np.ndarray, bits: int, *, upper_first: bool = False) -> np.ndarray:
+    """The numbers of 2, 4 or 8 bits in bytes along the last axis; `upper_first` is their order in a byte."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:: -1 if upper_first else 1]
+    numbers: np.ndarray = stored[..., None] >> shifts & 2**bits - 1
+    return numbers.reshape(*stored.shape[:-1], -1)
+
+
+def of_blocks(
+    h: Rewriter, levels: np.ndarray, scales: ir.Value, zeros: np.ndarray | None, bits: int, block: int
+) -> ir.Value:
+    """DequantizeLinear of levels of 2, 4 or 8 bits, with a scale and a zero point per block along the last axis."""
+    dtype = ir.DataType.UINT8 if bits == 8 else ir.DataType.UINT4
+    shape = *levels.shape[:-1], levels.shape[-1] // block
+    zeros = np.full(shape, 2 ** (bits - 1)) if zeros is None else zeros
+    operands = h.e.const(levels, dtype), h.e.reshape(scales, shape), h.e.const(zeros, dtype)
+    return h.e.op("DequantizeLinear", *operands, axis=levels.ndim - 1, block_size=block)
 
 
 def real(h: Rewriter, place: int, scale: int, zero: int, axis: int | None = None) -> ir.Value:

@@ -74,7 +74,7 @@ def test_values_are_those_of_the_kernel_if_no_size_is_known(case: Kernel) -> Non
         np.testing.assert_allclose(got[name], value, rtol=case.tolerance, atol=case.tolerance, err_msg=name)
 
 
-HALVES = [case for case in CASES if case.op in ("GroupQueryAttention", "RotaryEmbedding", "MoE")]
+HALVES = [case for case in CASES if case.op in ("GroupQueryAttention", "RotaryEmbedding", "MoE", "QMoE")]
 
 
 @pytest.mark.parametrize("case", HALVES[::4], ids=str)

@@ -137,7 +137,9 @@ def test_fused_node_against_pytorch(body: str, shapes: dict[str, tuple[int, ...]
         assert off(got[f"{name}_grad"], operand.grad) < 1e-5
 
 
-@pytest.mark.parametrize(("bits", "zeros", "bias"), [(4, False, False), (4, True, True), (8, True, False)])
+@pytest.mark.parametrize(
+    ("bits", "zeros", "bias"), [(2, True, False), (4, False, False), (4, True, True), (8, True, False)]
+)
 def test_products_with_blocks_of_bits(bits: int, zeros: bool, bias: bool) -> None:
     """The values are ONNX Runtime's, and so is the gradient: that of the matrix that unit vectors show."""
     generator = np.random.default_rng(0)
@@ -146,7 +148,7 @@ def test_products_with_blocks_of_bits(bits: int, zeros: bool, bias: bool) -> Non
         "s": generator.random(30).astype(np.float32),
     }
     names = "x, w, s" + (", z" if zeros else ", " if bias else "") + (", , b" if bias else "")
-    arrays |= {"z": generator.integers(0, 256, (10, 2 if bits == 4 else 3)).astype(np.uint8)} if zeros else {}
+    arrays |= {"z": generator.integers(0, 256, (10, -(-3 * bits // 8))).astype(np.uint8)} if zeros else {}
     arrays |= {"b": generator.random(10).astype(np.float32)} if bias else {}
     node = f"y = com.microsoft.MatMulNBits<K=48, N=10, bits={bits}, block_size=16>({names})"
     given = stored(model(node, {"x": (5, 48)}, outputs="float[5,10] y"), arrays)
@@ -272,7 +274,7 @@ def test_all_operators_of_the_runtime_are_refused_together_each_with_a_way_out()
         ("SkipGroupNorm", r"again with FusionOptions.enable_skip_group_norm = False"),
         ("PackedAttention", _WAY_OUT),
         ("DecoderMaskedMultiHeadAttention", "without a search and without a cache"),
-        ("MatMulBnb4", "from before they were quantized"),
+        ("MatMulFpQ4", "from before they were quantized"),
     ],
 )
 def test_operators_of_the_runtime_on_the_way_of_a_gradient_are_listed_with_a_way_out(
