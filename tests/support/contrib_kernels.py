@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -315,4 +316,63 @@ def others() -> Iterator[Kernel]:
     yield kernel("LinearAttention", *rows, np.abs(normal(2, 3, 2)), q_num_heads=2, kv_num_heads=2, outputs="y s")
 
 
-CASES = [*attention(), *multi_head(), *group_query(), *rotary(), *embedding(), *quantized(), *others()]
+def delta_net() -> Iterator[Kernel]:
+    sizes, heads, keys, values = (2, 3), 4, 3, 5
+    q, k = normal(*sizes, 2, keys), normal(*sizes, 2, keys)
+    v, state = normal(*sizes, heads, values), normal(2, heads, values, keys)
+    decay, wide, beta = (
+        -np.abs(normal(*sizes, heads)),
+        -np.abs(normal(*sizes, heads, keys)),
+        np.abs(normal(*sizes, heads)),
+    )
+    rate, shift = normal(heads), normal(heads, keys)
+
+    def case(*inputs: np.ndarray | None, **options: Any) -> Kernel:
+        return dataclasses.replace(kernel("GatedDeltaNet", *inputs, outputs="y s", **options), floats=("s",))
+
+    for rule in ("linear", "gated", "delta", "gated_delta"):
+        given = decay if "gated" in rule else None, beta if "delta" in rule else None
+        yield case(q, k, v, None, *given, state, update_rule=rule)
+    yield case(q, k, v, None, wide, beta, qk_l2_norm=1, scale=0.3, name="no state")
+    flat = tuple(x.reshape(-1, *x.shape[2:]) for x in (q, k, v))
+    gates = decay.reshape(-1, heads), beta.reshape(-1, heads)
+    yield case(*flat, None, *gates, state, beta_activation="sigmoid", qk_l2_norm=1)
+    for packed, own in (
+        ([x.reshape(*sizes, -1) for x in (q, k, v)], (decay, beta)),
+        ([x.reshape(6, -1) for x in flat], gates),
+    ):
+        yield case(np.concatenate(packed, -1), None, None, None, *own, state, name="packed")
+    yield case(q, k, v, None, decay, beta, state, rate, shift[:, 0], gate_activation="softplus")
+    for way in ("softplus", "sigmoid"):
+        yield case(q, k, v, None, wide, beta, state, rate, shift, gate_activation=way, gate_lower_bound=-2.0)
+    yield case(q, k, v[:, :, :2], None, decay[..., :2], beta[..., :2], state[:, :2], name="one value for each key")
+
+
+def streams() -> Iterator[Kernel]:
+    x = normal(2, 3, 4, 5)
+    for given, way in ((x, {}), (x.reshape(2, 3, 20), {"num_branches": 4})):
+        yield kernel("BranchwiseRMSNorm", given, **way)
+        for scale in (normal(5), normal(4, 5), normal(20)):
+            yield kernel("BranchwiseRMSNorm", given, scale, epsilon=1e-3, **way)
+        for gates in (normal(2, 3, 4), normal(2, 3, 4, 1), normal(2, 3, 4, 5)):
+            yield kernel("HyperConnectionPreMix", given, gates, reduction_scale=0.5, **way)
+            yield kernel("HyperConnectionPostMix", given, normal(2, 3, 5), gates, **way)
+            yield kernel("HyperConnectionPostMix", given, normal(2, 3, 5), gates, normal(2, 3, 4, 4), **way)
+    yield kernel("HyperConnectionPreMix", x.reshape(2, 3, 20), normal(2, 3, 20), num_branches=4)
+    scales = np.abs(normal(4, 5)) + 1, np.abs(normal(4, 5)) + 1  # far from the root of 0
+    operands = x, x + normal(2, 3, 4, 5) / 3, normal(2, 3, 5), *scales
+    yield kernel("EngramGate", *operands)
+    yield kernel("EngramGate", *operands, normal(4, 5), outputs="y z", epsilon=1e-3)
+
+
+CASES = [
+    *attention(),
+    *multi_head(),
+    *group_query(),
+    *rotary(),
+    *embedding(),
+    *quantized(),
+    *others(),
+    *delta_net(),
+    *streams(),
+]

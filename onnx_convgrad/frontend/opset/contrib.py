@@ -5,6 +5,7 @@ from __future__ import annotations
 from onnx_convgrad.frontend.opset import converters_above_21 as above
 from onnx_convgrad.frontend.opset import converters_attention as attention
 from onnx_convgrad.frontend.opset import converters_decoder as decoder
+from onnx_convgrad.frontend.opset import converters_delta as delta
 from onnx_convgrad.frontend.opset import converters_experts as experts
 from onnx_convgrad.frontend.opset import converters_fused as fused
 from onnx_convgrad.frontend.opset import converters_own as own
@@ -42,12 +43,17 @@ CONTRIB: dict[str, Converter] = {
     "QGemm": quantized.gemm,
     **dict.fromkeys(("QuantizeLinear", "DequantizeLinear", "GatherND", "Pad", "Trilu"), own.plain),
     **dict.fromkeys(("CausalConvWithState", "LinearAttention"), own.newer),
+    "BranchwiseRMSNorm": own.branchwise_rms_norm,
     "CDist": own.distances,
     "ConvTransposeWithDynamicPads": own.conv_transpose,
+    "EngramGate": own.engram_gate,
     "ExpandDims": own.expand_dims,
     "GatedAdd": own.gated_add,
+    "GatedDeltaNet": delta.gated_delta_net,
     "GatedRMSNorm": own.gated_rms_norm,
     "GridSample": own.grid_sample,
+    "HyperConnectionPreMix": own.pre_mix,
+    "HyperConnectionPostMix": own.post_mix,
     "Inverse": own.inverse,
     "MoE": experts.experts,
     "QMoE": experts.quantized_experts,

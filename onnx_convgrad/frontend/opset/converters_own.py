@@ -93,16 +93,78 @@ def attention_gate(h: Rewriter) -> list[ir.Value | None]:
     return [decay, None if b is None else e.op("Sigmoid", b)]
 
 
+def _wide(h: Rewriter, place: int) -> ir.Value:
+    """The operand at `place` in float32, in which kernels compute."""
+    return h.e.cast(h.required(place), ir.DataType.FLOAT)
+
+
+def _normal(h: Rewriter, x: ir.Value) -> ir.Value:
+    """X / sqrt(mean(X^2) + epsilon) along the last axis."""
+    mean = h.e.op("ReduceMean", h.e.square(x), h.e.ints([-1]))
+    return h.e.div(x, h.e.op("Sqrt", h.e.add(mean, h.float("epsilon", 1e-5))))
+
+
 def gated_rms_norm(h: Rewriter) -> ir.Value:
     """X / sqrt(mean(X^2) + epsilon) scale activation(gate), over as many numbers as there are scales"""
-    e, x, scale, z = h.e, *(h.e.cast(h.required(index), ir.DataType.FLOAT) for index in range(3))
+    e, x, scale, z = h.e, *(_wide(h, index) for index in range(3))
     groups = e.op("Reshape", x, e.vector([-1, e.dim(scale, 0)]))
-    mean = e.op("ReduceMean", e.square(groups), e.ints([-1]))
-    normal = e.div(groups, e.op("Sqrt", e.add(mean, h.float("epsilon", 1e-5))))
     gate = e.op("Sigmoid", z)
     gate = gate if h.string("activation", "silu") == "sigmoid" else e.mul(z, gate)
-    y = e.mul(e.op("Reshape", e.mul(normal, scale), e.op("Shape", x)), gate)
+    y = e.mul(e.op("Reshape", e.mul(_normal(h, groups), scale), e.op("Shape", x)), gate)
     return e.op("CastLike", y, h.required(0))
+
+
+def engram_gate(h: Rewriter) -> list[ir.Value]:
+    """Sigmoid(sign(d) sqrt(max(|d|, 1e-6))) value, with d = normal key normal query / sqrt(size); and its normal form"""
+    e, (key, query, value, of_keys, of_queries) = h.e, (_wide(h, index) for index in range(5))
+    products = e.mul(e.mul(_normal(h, key), of_keys), e.mul(_normal(h, query), of_queries))
+    size = e.op("Sqrt", e.cast(e.op("Shape", key, start=3, end=4), ir.DataType.FLOAT))
+    dot = e.div(e.op("ReduceSum", products, e.ints([-1])), size)
+    root = e.op("Sqrt", e.op("Max", e.op("Abs", dot), e.scalar(1e-6, dot)))
+    y = e.mul(e.op("Sigmoid", e.mul(e.op("Sign", dot), root)), e.unsqueeze(value, [2]))
+    results = [y] if h.operand(5) is None else [y, e.mul(_normal(h, y), _wide(h, 5))]
+    return [e.op("CastLike", result, h.required(0)) for result in results]
+
+
+# -- residual streams --------------------------------------------------------------------------------------------------
+
+
+def _in_branches(h: Rewriter, place: int) -> ir.Value:
+    """Streams, or their gates, as `[..., branches, size]`: in streams, `num_branches` says that these axes are one."""
+    e, x, count = h.e, h.required(0), h.int("num_branches", 0)
+    rank = e.rank(x, "its replacement by plain operators") - (1 if count else 2)
+    sizes = e.vector([*[0] * rank, count or e.dim(x, rank), -1])
+    return e.op("Reshape", _wide(h, place), sizes)
+
+
+def branchwise_rms_norm(h: Rewriter) -> ir.Value:
+    """X / sqrt(mean(X^2) + epsilon) scale of each branch"""
+    e, x = h.e, _in_branches(h, 0)
+    y = _normal(h, x)
+    if h.operand(1) is not None:
+        y = e.mul(y, e.op("Reshape", _wide(h, 1), e.vector([-1, e.dim(x, -1)])))
+    return e.op("CastLike", e.op("Reshape", y, e.op("Shape", h.required(0))), h.required(0))
+
+
+def pre_mix(h: Rewriter) -> ir.Value:
+    """reduction_scale times the sum over branches of streams times gates"""
+    e = h.e
+    y = e.op("ReduceSum", e.mul(_in_branches(h, 0), _in_branches(h, 1)), e.ints([-2]), keepdims=0)
+    return e.op("CastLike", e.mul(y, h.float("reduction_scale", 1.0)), h.required(0))
+
+
+def post_mix(h: Rewriter) -> ir.Value:
+    """Transpose(stream_mix) streams + gates block_output"""
+    e, x, streams = h.e, h.required(0), _in_branches(h, 0)
+    if h.operand(3) is not None:
+        mix = _wide(h, 3)
+        rank = e.rank(mix, "its replacement by plain operators")
+        streams = e.matmul(e.op("Transpose", mix, perm=[*range(rank - 2), rank - 1, rank - 2]), streams)
+    y = e.add(streams, e.mul(_in_branches(h, 2), e.unsqueeze(_wide(h, 1), [-2])))
+    return e.op("CastLike", e.op("Reshape", y, e.op("Shape", x)), x)
+
+
+# -- windows -----------------------------------------------------------------------------------------------------------
 
 
 def unfold(h: Rewriter) -> ir.Value:
