@@ -279,6 +279,19 @@ def quantized_experts() -> Iterator[Kernel]:
         yield case(weights=weights, normalize_routing_weights=way)
 
 
+def routers() -> Iterator[Kernel]:
+    def operands() -> tuple[np.ndarray, np.ndarray]:
+        """Scores that are so far apart, also in sums of two, that small changes keep the choice."""
+        far = _RNG.permuted(np.tile(2.0 ** np.arange(8) / 20, (5, 1)), axis=1) - 2
+        return far.astype(np.float32), normal(8) / 50
+
+    yield kernel("MoEGroupRouter", *operands(), top_k=2, stored=(1,))
+    for way in ({"n_group": 4, "topk_group": 2}, {"n_group": 2, "group_topk": 9}, {"n_group": 4, "group_topk": 1}):
+        yield kernel("MoEGroupRouter", *operands(), top_k=2, stored=(1,), router_sentinel=-7.0, **way)
+    full = dataclasses.replace(kernel("MoEGroupRouter", *operands(), outputs=" s w", top_k=2), floats=("s", "w"))
+    yield full
+
+
 def others() -> Iterator[Kernel]:
     matrix = normal(2, 3, 3) + 3 * np.eye(3, dtype=np.float32)
     yield kernel("Inverse", matrix)
@@ -295,6 +308,12 @@ def others() -> Iterator[Kernel]:
     for way in ("silu", "sigmoid"):
         yield kernel("GatedRMSNorm", normal(2, 3, 8), normal(4), normal(2, 3, 8), activation=way)
     yield kernel("GatherND", image, ints([0, 1, 3], [0, 0, 2], dtype=np.int64))
+    boxes = np.array([[0.1, 0.2, 0.75, 0.87], [0, 0, 1, 1], [0.9, -0.1, 0.3, 1.1], [0.4, 0.1, 0.4, 0.6]], np.float32)
+    which, wide = ints(0, 1, 1, 0), normal(2, 2, 6, 7)
+    for size in (ints(3, 4), ints(1, 2)):
+        yield kernel("CropAndResize", wide, boxes, which, size, stored=(1, 3), extrapolation_value=0.5)
+        yield kernel("CropAndResize", wide, boxes, which, size, stored=(1, 3), mode="nearest")
+        yield kernel("CropAndResize", wide, boxes[:1], which[:1], size, stored=(3,))
     grid = _RNG.uniform(-0.9, 0.9, (1, 3, 2, 2)).astype(np.float32)
     for mode in ("bilinear", "bicubic"):  # by the grid, with kinks between the pixels
         yield kernel("GridSample", image, grid, stored=(1,), mode=mode, align_corners=1, padding_mode="border")
@@ -302,6 +321,7 @@ def others() -> Iterator[Kernel]:
     yield kernel("LinearAttentionGate", normal(2, 3, 4), normal(4), normal(4))
     yield from experts()
     yield from quantized_experts()
+    yield from routers()
     yield kernel("Pad", image, ints(0, 0, 1, 0, 0, 0, 0, 2, dtype=np.int64), np.array(0.5, np.float32), stored=(1,))
     yield kernel("Pad", image, ints(0, 0, 1, 0, 0, 0, 0, 2, dtype=np.int64), stored=(1,), mode="reflect")
     yield kernel("Range", *(np.array(number, np.float32) for number in (0.5, 4, 1.5)), stored=(1, 2))
@@ -311,6 +331,7 @@ def others() -> Iterator[Kernel]:
     yield kernel("Trilu", normal(3, 4), np.array(1, np.int64), upper=0)
     yield kernel("UnfoldTensor", normal(2, 7, 3), dim=1, size=3, step=2)
     yield kernel("UnfoldTensor", normal(2, 7), size=2)
+    yield kernel("Unique", np.array([0.5, -1, 2, 0.3], np.float32), outputs="y which counts")
     yield kernel("CausalConvWithState", normal(2, 4, 6), normal(4, 1, 3), normal(4), normal(2, 4, 2), outputs="y s")
     rows = normal(2, 3, 8), normal(2, 3, 8) / 3, normal(2, 3, 8), normal(2, 2, 4, 4), -np.abs(normal(2, 3, 2))
     yield kernel("LinearAttention", *rows, np.abs(normal(2, 3, 2)), q_num_heads=2, kv_num_heads=2, outputs="y s")

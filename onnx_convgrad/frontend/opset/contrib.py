@@ -46,6 +46,7 @@ CONTRIB: dict[str, Converter] = {
     "BranchwiseRMSNorm": own.branchwise_rms_norm,
     "CDist": own.distances,
     "ConvTransposeWithDynamicPads": own.conv_transpose,
+    "CropAndResize": own.crop_and_resize,
     "EngramGate": own.engram_gate,
     "ExpandDims": own.expand_dims,
     "GatedAdd": own.gated_add,
@@ -56,10 +57,12 @@ CONTRIB: dict[str, Converter] = {
     "HyperConnectionPostMix": own.post_mix,
     "Inverse": own.inverse,
     "MoE": experts.experts,
+    "MoEGroupRouter": experts.group_router,
     "QMoE": experts.quantized_experts,
     "LinearAttentionGate": own.attention_gate,
     "Range": own.range_,
     "ScaledSiLU": own.scaled_silu,
+    "Unique": own.unique,
     "UnfoldTensor": own.unfold,
 }
 """Operator of com.microsoft -> its converter."""

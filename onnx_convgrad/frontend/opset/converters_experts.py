@@ -100,3 +100,31 @@ def _activated(h: Rewriter, x: ir.Value) -> ir.Value:
         gate, line = e.op("Clip", gate, None, e.scalar(limit, gate)), e.op("Clip", line, -limit, limit)
     share = e.op("Sigmoid", e.mul(gate, h.float("activation_alpha", 1.0)))
     return e.mul(e.mul(gate, share), e.add(line, h.float("activation_beta", 0.0)))
+
+
+def group_router(h: Rewriter) -> list[ir.Value]:
+    """Log(max(s, 1e-20)) with s = Sigmoid(logits), or router_sentinel for all but the best experts of the best groups
+
+    They are chosen by s + bias, which is the second result; the third is s.
+    """
+    if h.operand(2) is not None:
+        raise UnsupportedCase("it multiplies by projection_weight, which ONNX Runtime's CPU kernel lacks")
+    e, logits = h.e, h.required(0)
+    rows = e.op("Reshape", e.cast(logits, ir.DataType.FLOAT), e.vector([-1, e.dim(logits, -1)]))
+    scores = e.op("Sigmoid", rows)
+    preferred = e.add(scores, h.required(1))
+    count = h.int("n_group", 1)
+    groups = e.op("Reshape", preferred, e.vector([0, count, -1]))
+    most = e.size_min(h.int("group_topk", 2), e.size_div(e.dim(logits, -1), count))
+    best, _ = e.ops("TopK", groups, e.vector([most]), outputs=2, axis=-1)
+    sums = e.op("ReduceSum", best, e.ints([-1]), keepdims=0)
+    _, kept = e.ops("TopK", sums, e.ints([h.int("topk_group", 1)]), outputs=2, axis=-1)
+    ones = e.op("Expand", e.scalar(1, sums), e.op("Shape", kept))
+    open_ = e.op("ScatterElements", e.zeros_like(sums), kept, ones, axis=1)
+    shown = e.where(e.op("Greater", e.unsqueeze(open_, [2]), e.scalar(0, sums)), groups, -np.inf)
+    flat = e.op("Reshape", shown, e.op("Shape", rows))
+    _, which = e.ops("TopK", flat, e.ints([h.int("top_k", 1)]), outputs=2, axis=-1)
+    chosen = e.op("Log", e.op("Max", e.op("GatherElements", scores, which, axis=1), e.scalar(1e-20, scores)))
+    others = e.op("Expand", e.scalar(h.float("router_sentinel", -10000.0), scores), e.op("Shape", rows))
+    y = e.op("ScatterElements", others, which, chosen, axis=1)
+    return [e.op("CastLike", y, logits), preferred, scores]

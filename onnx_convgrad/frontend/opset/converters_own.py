@@ -167,6 +167,12 @@ def post_mix(h: Rewriter) -> ir.Value:
 # -- windows -----------------------------------------------------------------------------------------------------------
 
 
+def unique(h: Rewriter) -> list[ir.Value]:
+    """Unique(X, sorted=0), without the indices of the first"""
+    y, _, which, counts = h.e.ops("Unique", h.required(0), outputs=4, sorted=0)
+    return [y, which, counts]
+
+
 def unfold(h: Rewriter) -> ir.Value:
     """Gather of the windows of `size` along an axis, with their numbers along a new last axis"""
     e, x, size, step = h.e, h.required(0), h.int("size", 1), h.int("step", 1)
@@ -177,6 +183,37 @@ def unfold(h: Rewriter) -> ir.Value:
     windows = e.gather(x, e.op("Add", starts, e.const(np.arange(size))), axis=axis)
     order = [*range(axis + 1), *range(axis + 2, rank + 1), axis + 1]
     return e.op("Transpose", windows, perm=order)
+
+
+def crop_and_resize(h: Rewriter) -> ir.Value:
+    """Rows X Columns', the weights of pixels for the rows and columns of each crop, in the image of each box"""
+    sizes = constant_of(h.operand(3))
+    if sizes is None:
+        raise UnsupportedCase("its operand crop_size is not stored: replace it by a constant")
+    e, images = h.e, h.e.gather(h.required(0), h.required(2), axis=0)
+    (rows, above), (columns, left) = (_pixels_of_crops(h, axis, int(size)) for axis, size in enumerate(sizes))
+    columns = e.op("Transpose", e.unsqueeze(columns, [1]), perm=[0, 1, 3, 2])
+    y = e.matmul(e.matmul(e.unsqueeze(rows, [1]), images), columns)
+    inside = e.op("And", e.unsqueeze(above, [1, 3]), e.unsqueeze(left, [1, 2]))
+    return e.where(inside, y, h.float("extrapolation_value", 0.0))
+
+
+def _pixels_of_crops(h: Rewriter, axis: int, count: int) -> tuple[ir.Value, ir.Value]:
+    """The weights `[boxes, count, size]` of pixels along an axis, and whether the places `[boxes, count]` are in the image.
+
+    The first place is at the beginning of a box and the last at its end; a single one is in the middle.
+    """
+    e, x = h.e, h.required(0)
+    shares = np.linspace(0, 1, count, dtype=np.float32) if count > 1 else np.array([0.5], np.float32)
+    first, last = (e.slice(h.required(1), [at], [at + 1], [1]) for at in (axis, axis + 2))
+    end = e.sub(e.cast(e.vector([e.dim(x, axis + 2)]), ir.DataType.FLOAT), 1)
+    places = e.mul(e.add(e.mul(first, e.const(1 - shares)), e.mul(last, e.const(shares))), end)
+    inside = e.op("And", e.op("GreaterOrEqual", places, e.scalar(0, places)), e.op("LessOrEqual", places, end))
+    pixels, at = e.cast(e.arange(e.dim(x, axis + 2)), ir.DataType.FLOAT), e.unsqueeze(places, [2])
+    if h.string("mode", "bilinear") == "nearest":
+        nearest = e.op("Equal", e.op("Floor", e.add(at, 0.5)), pixels)
+        return e.cast(nearest, ir.DataType.FLOAT), inside
+    return e.op("Relu", e.sub(e.scalar(1, places), e.op("Abs", e.sub(at, pixels)))), inside
 
 
 def conv_transpose(h: Rewriter) -> ir.Value:

@@ -134,6 +134,7 @@ def test_a_dynamically_quantized_product_has_the_gradient_of_the_dequantized_one
         ("GroupQueryAttention", 15, {}, r"k_scale \(input 12\)"),
         ("GroupQueryAttention", 7, {"sliding_window_cache": 1}, "its cache slides"),
         ("RotaryEmbedding", 4, {"is_packed_batching": 1}, "packed without padding"),
+        ("CropAndResize", 4, {}, "crop_size is not stored"),
         ("CDist", 2, {"metric": "cosine"}, "its metric is 'cosine'"),
         ("ConvTransposeWithDynamicPads", 3, {}, "Pads is not stored"),
         ("GatherBlockQuantized", 3, {}, "its data are not integers"),
