@@ -11,11 +11,12 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper
+from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 from onnxruntime.transformers.fusion_options import FusionOptions
 from torch.nn import functional as F
 
 import onnx_convgrad as og
-from onnx_convgrad.autodiff.remedies import _OPTIONS
+from onnx_convgrad.autodiff.remedies import _OPTIONS, _REMEDIES
 from onnx_convgrad.runtime import run
 from tests.support.one_input import graph_of
 from tests.support.optimizer import LEVELS, optimized
@@ -274,7 +275,15 @@ def test_all_operators_of_the_runtime_are_refused_together_each_with_a_way_out()
         ("SkipGroupNorm", r"again with FusionOptions.enable_skip_group_norm = False"),
         ("PackedAttention", _WAY_OUT),
         ("DecoderMaskedMultiHeadAttention", "without a search and without a cache"),
+        ("NGramRepeatBlock", "without a search and without a cache"),
+        ("VarlenCausalConvWithState", "without a search and without a cache"),
         ("MatMulFpQ4", "from before they were quantized"),
+        ("GatherPacked", "from before they were quantized"),
+        ("MatMulInteger16", "quantize it again by onnxruntime.quantization"),
+        ("DynamicTimeWarping", "small changes of its operands do not change its results"),
+        ("Tokenizer", "small changes of its operands do not change its results"),
+        ("AttnLSTM", "No optimizer makes it: export the model again with operators of ai.onnx"),
+        ("EPContext", "compiled for one device"),
     ],
 )
 def test_operators_of_the_runtime_on_the_way_of_a_gradient_are_listed_with_a_way_out(
@@ -287,6 +296,10 @@ def test_operators_of_the_runtime_on_the_way_of_a_gradient_are_listed_with_a_way
     assert (last.op_type, first.op_type) == ("com.microsoft::BiasSoftmax", f"com.microsoft::{operator}")
     assert _WAY_OUT in last.hint
     assert way_out in first.hint
+
+
+def test_remedies_are_of_operators_that_the_runtime_has() -> None:
+    assert _REMEDIES.keys() <= {schema.name for schema in get_all_operator_schema() if schema.domain == "com.microsoft"}
 
 
 def test_the_options_named_in_remedies_exist() -> None:
