@@ -18,6 +18,7 @@ from onnx_convgrad.frontend.opset.converters_above_21 import root_mean_square
 from onnx_convgrad.frontend.opset.converters_quantized import of_blocks, real, unpacked
 from onnx_convgrad.frontend.opset.rewriter import Rewriter, is_used
 from onnx_convgrad.ir.constants import constant_of
+from onnx_convgrad.ir.notes import mark_fixed
 
 _ACTIVATIONS: dict[str, tuple[str, ...]] = {
     "Relu": (),
@@ -215,6 +216,7 @@ def codes_matmul(h: Rewriter) -> ir.Value:
     )
     # DequantizeLinear keeps ONNX Runtime from computing the weight, and holding it as floats, when it loads the model.
     numbers = e.op("DequantizeLinear", e.const(codes, ir.DataType.UINT4), e.const(np.float32(1)))
+    mark_fixed(h.required(2))  # a part of the weight, as the scales of quantizers are
     table = e.const(_NF4 if kind else _FP4, h.dtype(h.operand(2), h.operand(0)) or ir.DataType.FLOAT)
     scaled = e.mul(e.gather(table, e.cast(numbers, ir.DataType.INT32)), e.reshape(h.required(2), [-1, 1]))
     flat = scaled if codes.size == size else e.slice(e.reshape(scaled, [-1]), [0], [size], [0])

@@ -96,6 +96,22 @@ def test_values_in_half_precision(case: Kernel) -> None:
         np.testing.assert_allclose(got[name], value, rtol=1e-2, atol=1e-2, err_msg=name)
 
 
+@pytest.mark.parametrize(
+    ("op", "stored"),
+    [
+        ("CropAndResize", (3,)),
+        ("GroupQueryAttention", ()),
+        ("Inverse", ()),
+        ("MRotaryEmbedding", ()),
+        ("MatMulBnb4", (1, 2)),
+    ],
+)
+def test_constants_of_a_formula_are_no_parameters(op: str, stored: tuple[int, ...]) -> None:
+    for case in [case for case in CASES if case.op == op]:
+        with pytest.raises(og.errors.ArgumentError, match="no trainable parameters"):
+            og.augment(dataclasses.replace(case, stored=stored).model(), wrt="parameters")
+
+
 def test_packed_heads_are_those_of_separate_operands() -> None:
     """ONNX Runtime's CPU kernel takes no packed operands."""
     normal = numbers()
