@@ -154,6 +154,12 @@ def test_a_dynamically_quantized_product_has_the_gradient_of_the_dequantized_one
         ("CDist", 2, {"metric": "cosine"}, "its metric is 'cosine'"),
         ("ConvTransposeWithDynamicPads", 3, {}, "Pads is not stored"),
         ("GatherBlockQuantized", 3, {}, "its data are not integers"),
+        ("GatedDeltaNet", 4, {}, r"cu_seqlens \(input 3\)"),
+        ("MatMulBnb4", 3, {}, "not stored in 4 bits per number"),
+        ("MoEGroupRouter", 3, {}, "projection_weight"),
+        ("QMoE", 7, {"quant_type": "fp4"}, "not integers in the order"),
+        ("QMoE", 7, {"fc2_expert_weight_bits": 8}, "different widths"),
+        ("QMoE", 7, {}, "not stored, in 2, 4 or 8 bits"),
     ],
 )
 def test_a_form_without_an_equivalent_is_refused(op: str, count: int, attributes: Any, reason: str) -> None:
