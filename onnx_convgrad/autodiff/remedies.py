@@ -21,16 +21,39 @@ _WEIGHTS = (
     "Its weights are stored in a form that ai.onnx cannot read: use the model from before they were quantized or packed,"
     " or quantize it again to MatMulNBits (onnxruntime.quantization.matmul_nbits_quantizer)."
 )
+_QUANTIZED = (
+    "It computes with integers: use the model from before it was quantized, or quantize it again by"
+    " onnxruntime.quantization, whose operators have derivatives."
+)
+_DISCRETE = "It has no derivative: small changes of its operands do not change its results."
+_AUTHORS = "No optimizer makes it: export the model again with operators of ai.onnx in its place."
+_COMPILED = "It holds what was compiled for one device: use the model from before that."
 _OPERATORS = {
     _UNPACKED: "PackedAttention PackedMultiHeadAttention RemovePadding RestorePadding",
     _GENERATION: (
-        "BeamSearch DecoderAttention DecoderMaskedMultiHeadAttention DecoderMaskedSelfAttention DynamicSparseAttention"
-        " GreedySearch PagedAttention Sampling SparseAttention SparsePagedAttention WhisperBeamSearch"
+        "BeamSearch ConvStateReplay DecoderAttention DecoderMaskedMultiHeadAttention DecoderMaskedSelfAttention"
+        " DynamicSparseAttention GatedDeltaNetStateReplay GreedySearch Mamba2Verify NGramRepeatBlock"
+        " PackedSparseAttentionIndexer PackedSparseAttentionIndexerMerge PagedAttention Sampling SparseAttention"
+        " SparseAttentionIndexer SparsePagedAttention SpeculativePrefixCommit VarlenCausalConvWithState WhisperBeamSearch"
     ),
     _WEIGHTS: (
-        "GemmFloat8 MatMulBlockQuantizedFp4Weight MatMulBlockQuantizedFp8Weight MatMulBnb4 MatMulFpQ4 MatMulNBitsMlp"
-        " MatMulNBitsQLoRA MatMulNBitsQkv MatMulPacked QMoE"
+        "DequantizeBFP DequantizeWithOrder GatherBlockQuantized GatherPacked GemmFloat8 MatMulBlockQuantizedFp4Weight"
+        " MatMulBlockQuantizedFp8Weight MatMulBnb4 MatMulFpQ4 MatMulNBits MatMulNBitsMlp MatMulNBitsQLoRA MatMulNBitsQkv"
+        " MatMulPacked MoEPacked QMoE QuantizeBFP QuantizeWithOrder"
     ),
+    _QUANTIZED: (
+        "MatMulInteger16 MulInteger QLinearReduceMean QOrderedAttention QOrderedGelu QOrderedLayerNormalization"
+        " QOrderedLongformerAttention ReduceSumInteger"
+    ),
+    _DISCRETE: (
+        "BifurcationDetector DynamicTimeWarping IsAllFinite MurmurHash3 NGramHashMapping Tokenizer VarlenNGramHashMapping"
+    ),
+    _AUTHORS: (
+        "AttnLSTM CDist CausalConvWithState ComplexMul ComplexMulConj ConvTransposeWithDynamicPads CropAndResize GatedAdd"
+        " GatedDeltaNet Irfft LinearAttention MaxpoolWithMask MoE MoEGroupRouter Rfft SampleOp SparseToDenseMatMul"
+        " TorchEmbedding WordConvEmbedding"
+    ),
+    _COMPILED: "EPContext Snpe",
 }
 _REMEDIES = {operator: text for text, operators in _OPERATORS.items() for operator in operators.split()}
 

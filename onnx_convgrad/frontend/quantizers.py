@@ -20,7 +20,7 @@ def level_range(dtype: ir.DataType) -> tuple[float, float] | None:
 
 INTEGER_WEIGHTS = frozenset(
     "QLinearConv QLinearMatMul QGemm QLinearConvTranspose ConvInteger MatMulInteger MatMulNBits DynamicQuantizeMatMul "
-    "MatMulIntegerToFloat DequantizeLinear".split()
+    "MatMulBnb4 MatMulIntegerToFloat QMoE DequantizeLinear".split()
 )
 """Operators that take weights stored as integers."""
 

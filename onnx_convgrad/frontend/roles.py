@@ -30,7 +30,7 @@ from onnx_convgrad.frontend.quantizers import INTEGER_WEIGHTS, acting_nodes
 from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.nodes import is_op, subgraphs
-from onnx_convgrad.ir.notes import INITIALIZER_KIND, ROLES, is_bound, is_declared_parameter, was_constant_node
+from onnx_convgrad.ir.notes import INITIALIZER_KIND, ROLES, is_bound, is_declared_parameter, is_fixed, was_constant_node
 from onnx_convgrad.ir.passes import GraphPass
 
 Kind = Literal["input", "parameter", "statistic", "buffer", "unclear", "constant"]
@@ -135,7 +135,7 @@ def _why_constant(value: ir.Value) -> str:
     if not floating(value):
         integers = any(node.op_type in INTEGER_WEIGHTS for node in readers(value))
         return "weight stored as integers" if integers else "integers"
-    if was_constant_node(value):
+    if was_constant_node(value) or is_fixed(value):
         return "constant of the graph"
     uses = list(value.uses())
     if not uses:
@@ -162,6 +162,7 @@ def _parameters(graph: ir.Graph) -> dict[ir.Value, str]:
     - running statistics: no rule declares their operand as a parameter;
     - scalars that are added or multiplied, unless they are the bias of a product with a weight: they look like constants;
     - Constant nodes where other weights are initializers, such as the filter of a blur;
+    - constants of the formula that an operator is written as;
     - operands of arithmetic that no derivative passes, such as the scales of a Resize;
     - the ones and zeros that an exporter gives to a normalization without scale and bias, or to a group normalization
       that is written as an instance normalization between two Reshapes, whose own scale and bias follow it.
@@ -297,7 +298,7 @@ def _sources(value: ir.Value, passed: Passed) -> list[ir.Value]:
 
 def _trainable(value: ir.Value, dedicated: bool) -> bool:
     """Whether dtype and size fit a parameter; `dedicated` operands may have one element."""
-    if not floating(value) or value.shape is None or is_bound(value):
+    if not floating(value) or value.shape is None or is_bound(value) or is_fixed(value):
         return False
     many = any(isinstance(d, int) and d > 1 for d in value.shape) and 0 not in value.shape
     return is_declared_parameter(value) or many or (dedicated and 0 not in value.shape)
@@ -328,7 +329,7 @@ def _unclear(graph: ir.Graph, trained: Collection[ir.Value]) -> dict[ir.Value, l
                 acting[value] = acting.get(value, False) or slot
     lost: dict[ir.Value, list[str]] = {}
     computed = {output.name for node in graph for output in node.outputs}
-    for value in [v for v in acting if v not in trained and not is_bound(v)]:
+    for value in [v for v in acting if v not in trained and not is_bound(v) and not is_fixed(v)]:
         several = value.const_value is None or value.const_value.size != 1
         name = value.name or ""
         quantizes = name.endswith("_scale") and f"{name.removesuffix('_scale')}_zero_point" in graph.initializers

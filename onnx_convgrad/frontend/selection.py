@@ -81,7 +81,8 @@ def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str], *, stored: bool = Fal
         if any(node.op_type in INTEGER_WEIGHTS for node in graph):
             hint = (
                 "Its weights are stored as integers: train them with quantization='qat' (build_training, train --qat),"
-                " or differentiate the model from before its quantization."
+                " train adapters beside them (transforms.add_adapters), or differentiate the model from before its"
+                " quantization."
             )
     elif groups:
         message, hint = "The model has no floating input.", "Name a value in wrt."

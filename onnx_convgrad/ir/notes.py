@@ -107,6 +107,9 @@ RESTORED = "onnx_convgrad.restored"
 _CONSTANT_NODE = "onnx_convgrad.constant_node"
 """Initializer: whether the file stored it as a Constant node. Written by canonicalization."""
 
+_FIXED = "onnx_convgrad.fixed"
+"""Initializer: a constant, as the converter knows that wrote it, or the operator that read it. Written by
+`frontend.opset`."""
 
 _BOUND = "onnx_convgrad.bound"
 """Initializer: an input that the caller bound to a constant. Written by `frontend.bound_inputs`."""
@@ -150,6 +153,16 @@ def is_declared_parameter(value: ir.Value) -> bool:
 def mark_lifted(value: ir.Value, *, from_node: bool) -> None:
     """Record whether an initializer was a Constant node in the file."""
     value.meta[_CONSTANT_NODE] = from_node
+
+
+def mark_fixed(value: ir.Value) -> None:
+    """Record that an initializer is a constant, which is not trained by default."""
+    value.meta[_FIXED] = True
+
+
+def is_fixed(value: ir.Value) -> bool:
+    """Whether an initializer is a constant of a converted operator."""
+    return _FIXED in value.meta
 
 
 def mark_bound(value: ir.Value) -> None:

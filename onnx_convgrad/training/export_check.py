@@ -32,7 +32,7 @@ _LEAST, _SMALL_PROBABILITY = 1e-6, 1e-2
 """Smallest number that errors are relative to; of probabilities, as ONNX Runtime's Sigmoid is off by 0.6 % at -12."""
 
 _ROUNDS = re.compile(
-    r"(Dynamic)?QuantizeLinear|DequantizeLinear|QLinear\w+|QGemm|QAttention|DynamicQuantize\w+|\w+Integer|MatMulNBits"
+    r"(Dynamic)?QuantizeLinear|DequantizeLinear|QLinear\w+|QGemm|QAttention|DynamicQuantize\w+|\w+Integer|MatMulNBits|QMoE"
 )
 """Operators that round to levels, some at ranges of their own: DynamicQuantizeLSTM takes one of the state of as many samples
 as a thread computes, in each turn, so that its results depend on the number of threads."""

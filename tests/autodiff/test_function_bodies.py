@@ -46,7 +46,11 @@ ELSEWHERE = {
         "ONNX Runtime has no kernel",
     ),
     **dict.fromkeys(
-        (op for op in {case.op for case in CONTRIB} if (op in ("GatherND", "Pad", "Trilu")) or not onnx.defs.has(op)),
+        (
+            op
+            for op in {case.op for case in CONTRIB}
+            if (op in ("GatherND", "Pad", "Trilu", "Unique")) or not onnx.defs.has(op)
+        ),
         "values and gradients are compared in tests/frontend/opset/test_converters_contrib.py",
     ),
     **dict.fromkeys(("LinearClassifier", "LinearRegressor"), "compared in tests/frontend/opset/test_converters_ml.py"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -199,6 +200,12 @@ def quantized() -> Iterator[Kernel]:
         yield kernel("GatherBlockQuantized", (table // 2).astype(dtype), rows, numbers, stored=(0,), **blocks)
         levels = (table // 2).astype(dtype), (table[:, :2] // 4).astype(dtype)
         yield kernel("GatherBlockQuantized", levels[0], rows, numbers, levels[1], stored=(0, 3), **blocks)
+    for kind, (outer, inner) in enumerate(
+        ((5, 24), (3, 5))
+    ):  # FP4, NF4; blocks and bytes end within rows, or are partial
+        codes = _RNG.integers(0, 256, (outer * inner + 1) // 2).astype(np.uint8)
+        sizes, scales = {"K": inner, "N": outer, "block_size": 16}, np.abs(normal(-(-outer * inner // 16)))
+        yield kernel("MatMulBnb4", normal(2, 3, inner), codes, scales, stored=(1,), quant_type=kind, **sizes)
     across = np.abs(normal(1, 32)) / 10
     levels = (_RNG.integers(-8, 8, (16, 32)).astype(ml_dtypes.int4),)
     yield kernel(
@@ -235,6 +242,60 @@ def experts() -> Iterator[Kernel]:
     yield kernel("MoE", *operands(2), **options, swiglu_limit=0.9, stored=ahead)
 
 
+def quantized_experts() -> Iterator[Kernel]:
+    rows, width, inner, count = 5, 16, 32, 3
+
+    def case(
+        fused: int = 1,
+        bits: int = 4,
+        block: int = 0,
+        zeros: bool = False,
+        biased: bool = True,
+        weights: np.ndarray | None = None,
+        **options: Any,
+    ) -> Kernel:
+        router = _RNG.permuted(np.tile(np.arange(count), (rows, 1)), axis=1) + normal(rows, count) / 10
+        places: list[np.ndarray | None] = [normal(rows, width), router.astype(np.float32)]
+        behind: list[np.ndarray | None] = []
+        for outputs, inputs in ((fused * inner, width), (width, inner)):
+            blocks = (inputs // block,) if block else ()
+            places.append(_RNG.integers(0, 256, (count, outputs, inputs * bits // 8)).astype(np.uint8))
+            places.append(np.abs(normal(count, outputs, *blocks)) / (2**bits * inputs**0.5) + np.float32(0.01))
+            places.append(normal(count, outputs) if biased else None)
+            lengths = (outputs, -(-blocks[0] * bits // 8)) if blocks else (outputs * bits // 8,)
+            behind.append(_RNG.integers(0, 256, (count, *lengths)).astype(np.uint8) if zeros else None)
+        options |= {"block_size": block} if block else {}
+        options = {"activation_type": "silu", "k": 2, "expert_weight_bits": bits, **options}
+        stored = (2, 5, 11, 12) if weights is None else (1, 2, 5)
+        return kernel("QMoE", *places, None, None, None, *behind, None, weights, stored=stored, **options)
+
+    yield case()
+    yield case(zeros=True, biased=False, activation_type="gelu", normalize_routing_weights=1)
+    yield case(bits=8, zeros=True, activation_type="identity", k=1)
+    yield case(bits=2, zeros=True)
+    yield case(block=16, zeros=True)
+    yield case(block=16, bits=2)
+    options = {"activation_type": "swiglu", "swiglu_fusion": 1, "activation_alpha": 1.3, "activation_beta": 0.7}
+    yield case(2, **options)
+    yield case(2, block=16, zeros=True, **options)
+    for way in (0, 1):
+        weights = _RNG.uniform(0.1, 1, (rows, count)).astype(np.float32)
+        yield case(weights=weights, normalize_routing_weights=way)
+
+
+def routers() -> Iterator[Kernel]:
+    def operands() -> tuple[np.ndarray, np.ndarray]:
+        """Scores that are so far apart, also in sums of two, that small changes keep the choice."""
+        far = _RNG.permuted(np.tile(2.0 ** np.arange(8) / 20, (5, 1)), axis=1) - 2
+        return far.astype(np.float32), normal(8) / 50
+
+    yield kernel("MoEGroupRouter", *operands(), top_k=2, stored=(1,))
+    for way in ({"n_group": 4, "topk_group": 2}, {"n_group": 2, "group_topk": 9}, {"n_group": 4, "group_topk": 1}):
+        yield kernel("MoEGroupRouter", *operands(), top_k=2, stored=(1,), router_sentinel=-7.0, **way)
+    full = dataclasses.replace(kernel("MoEGroupRouter", *operands(), outputs=" s w", top_k=2), floats=("s", "w"))
+    yield full
+
+
 def others() -> Iterator[Kernel]:
     matrix = normal(2, 3, 3) + 3 * np.eye(3, dtype=np.float32)
     yield kernel("Inverse", matrix)
@@ -251,12 +312,20 @@ def others() -> Iterator[Kernel]:
     for way in ("silu", "sigmoid"):
         yield kernel("GatedRMSNorm", normal(2, 3, 8), normal(4), normal(2, 3, 8), activation=way)
     yield kernel("GatherND", image, ints([0, 1, 3], [0, 0, 2], dtype=np.int64))
+    boxes = np.array([[0.1, 0.2, 0.75, 0.87], [0, 0, 1, 1], [0.9, -0.1, 0.3, 1.1], [0.4, 0.1, 0.4, 0.6]], np.float32)
+    which, wide = ints(0, 1, 1, 0), normal(2, 2, 6, 7)
+    for size in (ints(3, 4), ints(1, 2)):
+        yield kernel("CropAndResize", wide, boxes, which, size, stored=(1, 3), extrapolation_value=0.5)
+        yield kernel("CropAndResize", wide, boxes, which, size, stored=(1, 3), mode="nearest")
+        yield kernel("CropAndResize", wide, boxes[:1], which[:1], size, stored=(3,))
     grid = _RNG.uniform(-0.9, 0.9, (1, 3, 2, 2)).astype(np.float32)
     for mode in ("bilinear", "bicubic"):  # by the grid, with kinks between the pixels
         yield kernel("GridSample", image, grid, stored=(1,), mode=mode, align_corners=1, padding_mode="border")
     yield kernel("LinearAttentionGate", normal(2, 3, 4), normal(4), normal(4), normal(2, 3, 4), outputs="y beta")
     yield kernel("LinearAttentionGate", normal(2, 3, 4), normal(4), normal(4))
     yield from experts()
+    yield from quantized_experts()
+    yield from routers()
     yield kernel("Pad", image, ints(0, 0, 1, 0, 0, 0, 0, 2, dtype=np.int64), np.array(0.5, np.float32), stored=(1,))
     yield kernel("Pad", image, ints(0, 0, 1, 0, 0, 0, 0, 2, dtype=np.int64), stored=(1,), mode="reflect")
     yield kernel("Range", *(np.array(number, np.float32) for number in (0.5, 4, 1.5)), stored=(1, 2))
@@ -266,9 +335,69 @@ def others() -> Iterator[Kernel]:
     yield kernel("Trilu", normal(3, 4), np.array(1, np.int64), upper=0)
     yield kernel("UnfoldTensor", normal(2, 7, 3), dim=1, size=3, step=2)
     yield kernel("UnfoldTensor", normal(2, 7), size=2)
+    yield kernel("Unique", np.array([0.5, -1, 2, 0.3], np.float32), outputs="y which counts")
     yield kernel("CausalConvWithState", normal(2, 4, 6), normal(4, 1, 3), normal(4), normal(2, 4, 2), outputs="y s")
     rows = normal(2, 3, 8), normal(2, 3, 8) / 3, normal(2, 3, 8), normal(2, 2, 4, 4), -np.abs(normal(2, 3, 2))
     yield kernel("LinearAttention", *rows, np.abs(normal(2, 3, 2)), q_num_heads=2, kv_num_heads=2, outputs="y s")
 
 
-CASES = [*attention(), *multi_head(), *group_query(), *rotary(), *embedding(), *quantized(), *others()]
+def delta_net() -> Iterator[Kernel]:
+    sizes, heads, keys, values = (2, 3), 4, 3, 5
+    q, k = normal(*sizes, 2, keys), normal(*sizes, 2, keys)
+    v, state = normal(*sizes, heads, values), normal(2, heads, values, keys)
+    decay, wide, beta = (
+        -np.abs(normal(*sizes, heads)),
+        -np.abs(normal(*sizes, heads, keys)),
+        np.abs(normal(*sizes, heads)),
+    )
+    rate, shift = normal(heads), normal(heads, keys)
+
+    def case(*inputs: np.ndarray | None, **options: Any) -> Kernel:
+        return dataclasses.replace(kernel("GatedDeltaNet", *inputs, outputs="y s", **options), floats=("s",))
+
+    for rule in ("linear", "gated", "delta", "gated_delta"):
+        given = decay if "gated" in rule else None, beta if "delta" in rule else None
+        yield case(q, k, v, None, *given, state, update_rule=rule)
+    yield case(q, k, v, None, wide, beta, qk_l2_norm=1, scale=0.3, name="no state")
+    flat = tuple(x.reshape(-1, *x.shape[2:]) for x in (q, k, v))
+    gates = decay.reshape(-1, heads), beta.reshape(-1, heads)
+    yield case(*flat, None, *gates, state, beta_activation="sigmoid", qk_l2_norm=1)
+    for packed, own in (
+        ([x.reshape(*sizes, -1) for x in (q, k, v)], (decay, beta)),
+        ([x.reshape(6, -1) for x in flat], gates),
+    ):
+        yield case(np.concatenate(packed, -1), None, None, None, *own, state, name="packed")
+    yield case(q, k, v, None, decay, beta, state, rate, shift[:, 0], gate_activation="softplus")
+    for way in ("softplus", "sigmoid"):
+        yield case(q, k, v, None, wide, beta, state, rate, shift, gate_activation=way, gate_lower_bound=-2.0)
+    yield case(q, k, v[:, :, :2], None, decay[..., :2], beta[..., :2], state[:, :2], name="one value for each key")
+
+
+def streams() -> Iterator[Kernel]:
+    x = normal(2, 3, 4, 5)
+    for given, way in ((x, {}), (x.reshape(2, 3, 20), {"num_branches": 4})):
+        yield kernel("BranchwiseRMSNorm", given, **way)
+        for scale in (normal(5), normal(4, 5), normal(20)):
+            yield kernel("BranchwiseRMSNorm", given, scale, epsilon=1e-3, **way)
+        for gates in (normal(2, 3, 4), normal(2, 3, 4, 1), normal(2, 3, 4, 5)):
+            yield kernel("HyperConnectionPreMix", given, gates, reduction_scale=0.5, **way)
+            yield kernel("HyperConnectionPostMix", given, normal(2, 3, 5), gates, **way)
+            yield kernel("HyperConnectionPostMix", given, normal(2, 3, 5), gates, normal(2, 3, 4, 4), **way)
+    yield kernel("HyperConnectionPreMix", x.reshape(2, 3, 20), normal(2, 3, 20), num_branches=4)
+    scales = np.abs(normal(4, 5)) + 1, np.abs(normal(4, 5)) + 1  # far from the root of 0
+    operands = x, x + normal(2, 3, 4, 5) / 3, normal(2, 3, 5), *scales
+    yield kernel("EngramGate", *operands)
+    yield kernel("EngramGate", *operands, normal(4, 5), outputs="y z", epsilon=1e-3)
+
+
+CASES = [
+    *attention(),
+    *multi_head(),
+    *group_query(),
+    *rotary(),
+    *embedding(),
+    *quantized(),
+    *others(),
+    *delta_net(),
+    *streams(),
+]

@@ -48,6 +48,7 @@ FAULTS: Mapping[str, Mapping[str, str | Quirk]] = {
         _CONTRIB + "local_window_size": "a window of GroupQueryAttention sees one more key",
     },
     "1.26": {
+        r"frontend/opset/test_converters_fused.py::test_products_with_blocks_of_bits\[2": _FORMS,
         _CONTRIB + "(CausalConvWithState|LinearAttention-)": _UNKNOWN,
         _CONTRIB + "EmbedLayerNormalization.*mask_index_type": "EmbedLayerNormalization without a mask",
         r"frontend/opset/test_optimized_transformers.py::.*by_the_tool\[gpt2": "the tool fuses less",
@@ -60,6 +61,7 @@ FAULTS: Mapping[str, Mapping[str, str | Quirk]] = {
     "1.28": {
         _CONTRIB + "GroupQueryAttention.*padded": _PADDED,
         r"surgery/adapters/test_language_models.py::test_the_exported": _PADDED,
+        _CONTRIB + ".*QMoE": _FORMS,
         _CONTRIB
         + r"MatMulIntegerToFloat-17  \[2,3,6\]x\[6,24\]x\[\]x\[(24)?\] ": "MatMulIntegerToFloat without zero points",
         r"backends/cuda/test_cuda_kernels.py::test_rules_emit_what_cuda_runs\[test_sampling": _EMPTY,
@@ -81,7 +83,10 @@ FAULTS: Mapping[str, Mapping[str, str | Quirk]] = {
         r"rules/test_recurrent.py::.*\['Affine', 'Softsign'\]": "Affine in a recurrent network",
     },
     "1.32": {
-        _CONTRIB + "(GatedRMSNorm|ScaledSiLU)": _UNKNOWN,
+        _CONTRIB
+        + "(GatedRMSNorm|ScaledSiLU|GatedDeltaNet|EngramGate|BranchwiseRMSNorm|HyperConnection|MoEGroupRouter)": _UNKNOWN,
+        _CONTRIB + r".*QMoE.*block_size=16": "QMoE with one block per row",
+        r"frontend/opset/test_converters_fused.py::test_remedies_are_of": _UNKNOWN,
         _CONTRIB + "Attention-17 no bias": "Attention without a bias ends the process",
         _CONTRIB + "half_precision.*MoE.*identity": "MoE of float16 without an activation",
         r"lowering/conv/test_empty_batch.py::test_differentiated_again\[ConvInputGrad-bands": _EMPTY,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from onnx_convgrad.frontend.opset import converters_above_21 as above
 from onnx_convgrad.frontend.opset import converters_attention as attention
 from onnx_convgrad.frontend.opset import converters_decoder as decoder
+from onnx_convgrad.frontend.opset import converters_delta as delta
+from onnx_convgrad.frontend.opset import converters_experts as experts
 from onnx_convgrad.frontend.opset import converters_fused as fused
 from onnx_convgrad.frontend.opset import converters_own as own
 from onnx_convgrad.frontend.opset import converters_quantized as quantized
@@ -28,6 +30,7 @@ CONTRIB: dict[str, Converter] = {
     "RotaryEmbedding": decoder.rotary_embedding,
     "MRotaryEmbedding": decoder.sectioned_rotary_embedding,
     "MatMulNBits": fused.blocks_matmul,
+    "MatMulBnb4": fused.codes_matmul,
     "MatMulIntegerToFloat": quantized.integer_matmul,
     "DynamicQuantizeMatMul": quantized.dynamic_matmul,
     "DynamicQuantizeLSTM": quantized.dynamic_lstm,
@@ -40,17 +43,26 @@ CONTRIB: dict[str, Converter] = {
     "QGemm": quantized.gemm,
     **dict.fromkeys(("QuantizeLinear", "DequantizeLinear", "GatherND", "Pad", "Trilu"), own.plain),
     **dict.fromkeys(("CausalConvWithState", "LinearAttention"), own.newer),
+    "BranchwiseRMSNorm": own.branchwise_rms_norm,
     "CDist": own.distances,
     "ConvTransposeWithDynamicPads": own.conv_transpose,
+    "CropAndResize": own.crop_and_resize,
+    "EngramGate": own.engram_gate,
     "ExpandDims": own.expand_dims,
     "GatedAdd": own.gated_add,
+    "GatedDeltaNet": delta.gated_delta_net,
     "GatedRMSNorm": own.gated_rms_norm,
     "GridSample": own.grid_sample,
+    "HyperConnectionPreMix": own.pre_mix,
+    "HyperConnectionPostMix": own.post_mix,
     "Inverse": own.inverse,
-    "MoE": own.experts,
+    "MoE": experts.experts,
+    "MoEGroupRouter": experts.group_router,
+    "QMoE": experts.quantized_experts,
     "LinearAttentionGate": own.attention_gate,
     "Range": own.range_,
     "ScaledSiLU": own.scaled_silu,
+    "Unique": own.unique,
     "UnfoldTensor": own.unfold,
 }
 """Operator of com.microsoft -> its converter."""

@@ -23,7 +23,7 @@ from onnx_convgrad.frontend.opset import converters_training as training
 from onnx_convgrad.frontend.opset.contrib import CONTRIB
 from onnx_convgrad.frontend.opset.rewriter import Converter, Rewriter, is_used
 from onnx_convgrad.ir.constants import constant_of
-from onnx_convgrad.ir.notes import RATIO, mark_lifted
+from onnx_convgrad.ir.notes import RATIO
 
 _FLOAT_MAX = float(np.finfo(np.float32).max)
 
@@ -234,7 +234,6 @@ def _image_scaler(h: Rewriter) -> ir.Value:
     """scale * x + bias, with a bias per channel: experimental until opset 9, and used by converters from CoreML."""
     x = h.required(0)
     bias = h.e.const(np.array(h.attributes().get("bias") or (0.0,), dtype=np.float32).reshape(-1, 1, 1))
-    mark_lifted(bias, from_node=True)  # no parameter: it was an attribute
     if h.dtype(x, h.y) != ir.DataType.FLOAT:
         bias = h.e.op("CastLike", bias, x)
     return h.e.add(h.e.mul(x, h.float("scale", 1.0)), bias)

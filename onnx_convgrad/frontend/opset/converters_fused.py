@@ -15,9 +15,10 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.opset.converters_above_21 import root_mean_square
-from onnx_convgrad.frontend.opset.converters_quantized import in_bytes, nibbles, real
+from onnx_convgrad.frontend.opset.converters_quantized import of_blocks, real, unpacked
 from onnx_convgrad.frontend.opset.rewriter import Rewriter, is_used
 from onnx_convgrad.ir.constants import constant_of
+from onnx_convgrad.ir.notes import mark_fixed
 
 _ACTIVATIONS: dict[str, tuple[str, ...]] = {
     "Relu": (),
@@ -169,7 +170,7 @@ def _embedded(h: Rewriter, operands: Sequence[ir.Value | None], places: ir.Value
 def blocks_matmul(h: Rewriter) -> ir.Value:
     """MatMul(A, DequantizeLinear(B)) + bias, with a scale per block of numbers
 
-    B is stored as `[N, blocks, bytes]`, with 4 or 8 bits per number, and becomes `[K, N]`.
+    B is stored as `[N, blocks, bytes]`, with 2, 4 or 8 bits per number, and becomes `[K, N]`.
     """
     packed, zeros = constant_of(h.operand(1)), constant_of(h.operand(3))
     inner, outer, bits, block = (
@@ -178,25 +179,51 @@ def blocks_matmul(h: Rewriter) -> ir.Value:
     if (
         packed is None
         or packed.dtype != np.uint8
-        or bits not in (4, 8)
+        or bits not in (2, 4, 8)
         or block < 1
         or inner % block
         or packed.size * 8 != inner * outer * bits
     ):
-        raise UnsupportedCase("its weight is not stored in whole blocks of 4 or 8 bits")
+        raise UnsupportedCase("its weight is not stored in whole blocks of 2, 4 or 8 bits")
     if (zeros is None) != (h.operand(3) is None) or (zeros is not None and zeros.dtype != np.uint8):
         raise UnsupportedCase("its zero points are not stored integers")
     if h.operand(4) is not None:
         raise UnsupportedCase("its weight has an order of its own (g_idx)")
-    count = inner // block
-    zeros = np.full((outer, count), 2 ** (bits - 1)) if zeros is None else _unpacked(zeros, outer, bits)[:, :count]
-    numbers, scales = in_bytes(h, packed, bits, (outer, inner)), h.e.reshape(h.required(2), [outer, count])
-    weight = h.e.op("DequantizeLinear", numbers, scales, h.e.const(zeros, numbers.dtype), axis=1, block_size=block)
+    zeros = None if zeros is None else unpacked(zeros.reshape(outer, -1), bits)[:, : inner // block]
+    weight = of_blocks(h, packed.reshape(outer, -1), h.required(2), zeros, bits, block)
     y, bias = h.e.matmul(h.required(0), h.e.op("Transpose", weight, perm=[1, 0])), h.operand(5)
     return y if bias is None else h.e.add(y, bias)
 
 
-def _unpacked(stored: np.ndarray, rows: int, bits: int) -> np.ndarray:
-    """The numbers of 4 or 8 bits in bytes, in rows."""
-    stored = stored.reshape(rows, -1)
-    return stored if bits == 8 else nibbles(stored)
+_POSITIVE_FP4 = np.divide([0, 0.0625, 8, 12, 4, 6, 2, 3], 12)
+_FP4 = np.concatenate([_POSITIVE_FP4, -_POSITIVE_FP4])
+_NF4 = np.array([
+    -1, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1,
+])  # fmt: skip
+"""The numbers that 4 bits stand for in bitsandbytes, by `quant_type`."""
+
+
+def codes_matmul(h: Rewriter) -> ir.Value:
+    """MatMul(A, Transpose(absmax Gather(codes, B))), with a code of 4 bits per number and an absmax per block
+
+    B is `[N, K]` in one row of blocks, with the first of two numbers in the upper half of a byte.
+    """
+    packed, e = constant_of(h.operand(1)), h.e
+    inner, outer, block = (h.int(name, 0) for name in ("K", "N", "block_size"))
+    size, kind = inner * outer, h.int("quant_type", 0)
+    if packed is None or kind not in (0, 1) or block < 1 or packed.size != -(-size // 2):
+        raise UnsupportedCase("its weight is not stored in 4 bits per number, as FP4 or NF4")
+    if not h.int("transB", 1):
+        raise UnsupportedCase("its attribute transB is 0, which ONNX Runtime's CPU kernel computes wrongly")
+    codes = np.resize(unpacked(packed.reshape(-1), 4, upper_first=True)[:size], -(-size // block) * block).reshape(
+        -1, block
+    )
+    # DequantizeLinear keeps ONNX Runtime from computing the weight, and holding it as floats, when it loads the model.
+    numbers = e.op("DequantizeLinear", e.const(codes, ir.DataType.UINT4), e.const(np.float32(1)))
+    mark_fixed(h.required(2))  # a part of the weight, as the scales of quantizers are
+    table = e.const(_NF4 if kind else _FP4, h.dtype(h.operand(2), h.operand(0)) or ir.DataType.FLOAT)
+    scaled = e.mul(e.gather(table, e.cast(numbers, ir.DataType.INT32)), e.reshape(h.required(2), [-1, 1]))
+    flat = scaled if codes.size == size else e.slice(e.reshape(scaled, [-1]), [0], [size], [0])
+    return e.matmul(h.required(0), e.op("Transpose", e.reshape(flat, [outer, inner]), perm=[1, 0]))

@@ -93,16 +93,84 @@ def attention_gate(h: Rewriter) -> list[ir.Value | None]:
     return [decay, None if b is None else e.op("Sigmoid", b)]
 
 
+def _wide(h: Rewriter, place: int) -> ir.Value:
+    """The operand at `place` in float32, in which kernels compute."""
+    return h.e.cast(h.required(place), ir.DataType.FLOAT)
+
+
+def _normal(h: Rewriter, x: ir.Value) -> ir.Value:
+    """X / sqrt(mean(X^2) + epsilon) along the last axis."""
+    mean = h.e.op("ReduceMean", h.e.square(x), h.e.ints([-1]))
+    return h.e.div(x, h.e.op("Sqrt", h.e.add(mean, h.float("epsilon", 1e-5))))
+
+
 def gated_rms_norm(h: Rewriter) -> ir.Value:
     """X / sqrt(mean(X^2) + epsilon) scale activation(gate), over as many numbers as there are scales"""
-    e, x, scale, z = h.e, *(h.e.cast(h.required(index), ir.DataType.FLOAT) for index in range(3))
+    e, x, scale, z = h.e, *(_wide(h, index) for index in range(3))
     groups = e.op("Reshape", x, e.vector([-1, e.dim(scale, 0)]))
-    mean = e.op("ReduceMean", e.square(groups), e.ints([-1]))
-    normal = e.div(groups, e.op("Sqrt", e.add(mean, h.float("epsilon", 1e-5))))
     gate = e.op("Sigmoid", z)
     gate = gate if h.string("activation", "silu") == "sigmoid" else e.mul(z, gate)
-    y = e.mul(e.op("Reshape", e.mul(normal, scale), e.op("Shape", x)), gate)
+    y = e.mul(e.op("Reshape", e.mul(_normal(h, groups), scale), e.op("Shape", x)), gate)
     return e.op("CastLike", y, h.required(0))
+
+
+def engram_gate(h: Rewriter) -> list[ir.Value]:
+    """Sigmoid(sign(d) sqrt(max(|d|, 1e-6))) value, with d = normal key normal query / sqrt(size); and its normal form"""
+    e, (key, query, value, of_keys, of_queries) = h.e, (_wide(h, index) for index in range(5))
+    products = e.mul(e.mul(_normal(h, key), of_keys), e.mul(_normal(h, query), of_queries))
+    size = e.op("Sqrt", e.cast(e.op("Shape", key, start=3, end=4), ir.DataType.FLOAT))
+    dot = e.div(e.op("ReduceSum", products, e.ints([-1])), size)
+    root = e.op("Sqrt", e.op("Max", e.op("Abs", dot), e.scalar(1e-6, dot)))
+    y = e.mul(e.op("Sigmoid", e.mul(e.op("Sign", dot), root)), e.unsqueeze(value, [2]))
+    results = [y] if h.operand(5) is None else [y, e.mul(_normal(h, y), _wide(h, 5))]
+    return [e.op("CastLike", result, h.required(0)) for result in results]
+
+
+# -- residual streams --------------------------------------------------------------------------------------------------
+
+
+def _in_branches(h: Rewriter, place: int) -> ir.Value:
+    """Streams, or their gates, as `[..., branches, size]`: in streams, `num_branches` says that these axes are one."""
+    e, x, count = h.e, h.required(0), h.int("num_branches", 0)
+    rank = e.rank(x, "its replacement by plain operators") - (1 if count else 2)
+    sizes = e.vector([*[0] * rank, count or e.dim(x, rank), -1])
+    return e.op("Reshape", _wide(h, place), sizes)
+
+
+def branchwise_rms_norm(h: Rewriter) -> ir.Value:
+    """X / sqrt(mean(X^2) + epsilon) scale of each branch"""
+    e, x = h.e, _in_branches(h, 0)
+    y = _normal(h, x)
+    if h.operand(1) is not None:
+        y = e.mul(y, e.op("Reshape", _wide(h, 1), e.vector([-1, e.dim(x, -1)])))
+    return e.op("CastLike", e.op("Reshape", y, e.op("Shape", h.required(0))), h.required(0))
+
+
+def pre_mix(h: Rewriter) -> ir.Value:
+    """reduction_scale times the sum over branches of streams times gates"""
+    e = h.e
+    y = e.op("ReduceSum", e.mul(_in_branches(h, 0), _in_branches(h, 1)), e.ints([-2]), keepdims=0)
+    return e.op("CastLike", e.mul(y, h.float("reduction_scale", 1.0)), h.required(0))
+
+
+def post_mix(h: Rewriter) -> ir.Value:
+    """Transpose(stream_mix) streams + gates block_output"""
+    e, x, streams = h.e, h.required(0), _in_branches(h, 0)
+    if h.operand(3) is not None:
+        mix = _wide(h, 3)
+        rank = e.rank(mix, "its replacement by plain operators")
+        streams = e.matmul(e.op("Transpose", mix, perm=[*range(rank - 2), rank - 1, rank - 2]), streams)
+    y = e.add(streams, e.mul(_in_branches(h, 2), e.unsqueeze(_wide(h, 1), [-2])))
+    return e.op("CastLike", e.op("Reshape", y, e.op("Shape", x)), x)
+
+
+# -- windows -----------------------------------------------------------------------------------------------------------
+
+
+def unique(h: Rewriter) -> list[ir.Value]:
+    """Unique(X, sorted=0), without the indices of the first"""
+    y, _, which, counts = h.e.ops("Unique", h.required(0), outputs=4, sorted=0)
+    return [y, which, counts]
 
 
 def unfold(h: Rewriter) -> ir.Value:
@@ -117,6 +185,37 @@ def unfold(h: Rewriter) -> ir.Value:
     return e.op("Transpose", windows, perm=order)
 
 
+def crop_and_resize(h: Rewriter) -> ir.Value:
+    """Rows X Columns', the weights of pixels for the rows and columns of each crop, in the image of each box"""
+    sizes = constant_of(h.operand(3))
+    if sizes is None:
+        raise UnsupportedCase("its operand crop_size is not stored: replace it by a constant")
+    e, images = h.e, h.e.gather(h.required(0), h.required(2), axis=0)
+    (rows, above), (columns, left) = (_pixels_of_crops(h, axis, int(size)) for axis, size in enumerate(sizes))
+    columns = e.op("Transpose", e.unsqueeze(columns, [1]), perm=[0, 1, 3, 2])
+    y = e.matmul(e.matmul(e.unsqueeze(rows, [1]), images), columns)
+    inside = e.op("And", e.unsqueeze(above, [1, 3]), e.unsqueeze(left, [1, 2]))
+    return e.where(inside, y, h.float("extrapolation_value", 0.0))
+
+
+def _pixels_of_crops(h: Rewriter, axis: int, count: int) -> tuple[ir.Value, ir.Value]:
+    """The weights `[boxes, count, size]` of pixels along an axis, and whether the places `[boxes, count]` are in the image.
+
+    The first place is at the beginning of a box and the last at its end; a single one is in the middle.
+    """
+    e, x = h.e, h.required(0)
+    shares = np.linspace(0, 1, count, dtype=np.float32) if count > 1 else np.array([0.5], np.float32)
+    first, last = (e.slice(h.required(1), [at], [at + 1], [1]) for at in (axis, axis + 2))
+    end = e.sub(e.cast(e.vector([e.dim(x, axis + 2)]), ir.DataType.FLOAT), 1)
+    places = e.mul(e.add(e.mul(first, e.const(1 - shares)), e.mul(last, e.const(shares))), end)
+    inside = e.op("And", e.op("GreaterOrEqual", places, e.scalar(0, places)), e.op("LessOrEqual", places, end))
+    pixels, at = e.cast(e.arange(e.dim(x, axis + 2)), ir.DataType.FLOAT), e.unsqueeze(places, [2])
+    if h.string("mode", "bilinear") == "nearest":
+        nearest = e.op("Equal", e.op("Floor", e.add(at, 0.5)), pixels)
+        return e.cast(nearest, ir.DataType.FLOAT), inside
+    return e.op("Relu", e.sub(e.scalar(1, places), e.op("Abs", e.sub(at, pixels)))), inside
+
+
 def conv_transpose(h: Rewriter) -> ir.Value:
     """ConvTranspose with the stored operand Pads as its attribute"""
     pads = constant_of(h.operand(2))
@@ -124,60 +223,3 @@ def conv_transpose(h: Rewriter) -> ir.Value:
         raise UnsupportedCase("its operand Pads is not stored: replace it by a constant")
     padding = None if pads is None else [int(number) for number in pads]
     return h.e.op("ConvTranspose", h.required(0), h.required(1), h.operand(3), pads=padding, **h.attributes())
-
-
-# -- mixtures of experts -----------------------------------------------------------------------------------------------
-
-
-def experts(h: Rewriter) -> ir.Value:
-    """Sum over experts of gate fc2(activation(fc1(X))), with gates TopK(Softmax(router))
-
-    All experts compute all rows; the gates of those that are not chosen are 0.
-    """
-    for name in ("use_sparse_mixer", "swiglu_limit_after_activation"):
-        if h.int(name, 0):
-            raise UnsupportedCase(f"its attribute {name} is set")
-    if h.operand(6) is not None:
-        raise UnsupportedCase("its gate has weights of its own (fc3), which ONNX Runtime's CPU kernel lacks")
-    e, x = h.e, h.required(0)
-    rows = e.op("Reshape", x, e.vector([-1, e.dim(x, -1)]))
-    hidden = _activated(h, _of_experts(h, e.unsqueeze(rows, [0]), 2))
-    gates = e.unsqueeze(e.op("Transpose", _gates(h), perm=[1, 0]), [2])
-    y = e.op("ReduceSum", e.mul(_of_experts(h, hidden, 4), gates), e.ints([0]), keepdims=0)
-    return e.op("Reshape", y, e.op("Shape", x))
-
-
-def _of_experts(h: Rewriter, x: ir.Value, place: int) -> ir.Value:
-    """One layer of each expert: `[experts, rows, outputs]`, with the weight at `place` and the bias behind it."""
-    y, bias = h.e.matmul(x, h.e.op("Transpose", h.required(place), perm=[0, 2, 1])), h.operand(place + 1)
-    return y if bias is None else h.e.add(y, h.e.unsqueeze(bias, [1]))
-
-
-def _gates(h: Rewriter) -> ir.Value:
-    """The share of each expert in each row."""
-    shares = h.e.op("Softmax", h.required(1), axis=-1)
-    largest, which = h.e.ops("TopK", shares, h.e.ints([h.int("k", 1)]), outputs=2, axis=-1)
-    if h.int("normalize_routing_weights", 0):
-        largest = h.e.div(largest, h.e.op("ReduceSum", largest, h.e.ints([-1])))
-    return h.e.op("ScatterElements", h.e.zeros_like(shares), which, largest, axis=1)
-
-
-def _activated(h: Rewriter, x: ir.Value) -> ir.Value:
-    e, kind = h.e, h.string("activation_type", "relu")
-    if kind == "identity":
-        return x
-    if kind == "relu":
-        return e.op("Relu", x)
-    if kind == "gelu":
-        return e.op("Gelu", x, approximate="tanh")
-    if kind == "silu":
-        return e.mul(x, e.op("Sigmoid", x))
-    if kind != "swiglu" or h.int("swiglu_fusion", 0) != 1:
-        raise UnsupportedCase(f"its activation {kind!r} has a form that ONNX Runtime's CPU kernel lacks")
-    last = np.iinfo(np.int64).max
-    gate, line = (e.op("Slice", x, e.ints([at]), e.ints([last]), e.ints([-1]), e.ints([2])) for at in (0, 1))
-    limit = h.float("swiglu_limit", np.inf)
-    if np.isfinite(limit):
-        gate, line = e.op("Clip", gate, None, e.scalar(limit, gate)), e.op("Clip", line, -limit, limit)
-    share = e.op("Sigmoid", e.mul(gate, h.float("activation_alpha", 1.0)))
-    return e.mul(e.mul(gate, share), e.add(line, h.float("activation_beta", 0.0)))

@@ -5,8 +5,6 @@ They compute the same up to the rounding of sums: a result may be the neighborin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import onnx_ir as ir
 
@@ -160,9 +158,9 @@ def _numbers_of_bytes(h: Rewriter, data: ir.Value, zero: ir.Value | None) -> tup
     if bits not in (4, 8) or sizes is None or None in sizes or stored is None or (zero is not None and zeros is None):
         raise UnsupportedCase("its data and scales are not stored, for numbers of 4 or 8 bits")
     if bits == 4:
-        zeros = None if zeros is None else nibbles(zeros)[..., : sizes[-1]]
+        zeros = None if zeros is None else unpacked(zeros, 4)[..., : sizes[-1]]
     zeros = np.full([size or 0 for size in sizes], 2 ** (bits - 1)) if zeros is None else zeros
-    numbers = in_bytes(h, stored, bits, (*stored.shape[:-1], stored.shape[-1] * 8 // bits))
+    numbers = in_bytes(h, stored, bits)
     return numbers, h.e.const(zeros, numbers.dtype)
 
 
@@ -177,16 +175,32 @@ def _stored(value: ir.Value | None) -> np.ndarray | None:
     return stored.reshape(sizes)
 
 
-def in_bytes(h: Rewriter, stored: np.ndarray, bits: int, shape: Sequence[int]) -> ir.Value:
-    """An initializer of numbers of 4 or 8 bits that are stored in bytes, which are not copied."""
+def in_bytes(h: Rewriter, stored: np.ndarray, bits: int) -> ir.Value:
+    """The numbers of 2, 4 or 8 bits in bytes along the last axis. The bytes are not copied, except those of 2 bits."""
+    shape = *stored.shape[:-1], stored.shape[-1] * 8 // bits
+    if bits == 2:
+        return h.e.const(unpacked(stored, 2), ir.DataType.UINT4)
     if bits == 8:
         return h.e.initializer(ir.Tensor(stored.reshape(shape), ir.DataType.UINT8))
     return h.e.initializer(ir.PackedTensor(stored.reshape(-1), ir.DataType.UINT4, shape=ir.Shape(shape)))
 
 
-def nibbles(stored: np.ndarray) -> np.ndarray:
-    """The numbers of 4 bits in bytes, the lower half of a byte first, along the last axis."""
-    return np.stack([stored & 15, stored >> 4], axis=-1).reshape(*stored.shape[:-1], -1)
+def unpacked(stored: np.ndarray, bits: int, *, upper_first: bool = False) -> np.ndarray:
+    """The numbers of 2, 4 or 8 bits in bytes along the last axis; `upper_first` is their order in a byte."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:: -1 if upper_first else 1]
+    numbers: np.ndarray = stored[..., None] >> shifts & 2**bits - 1
+    return numbers.reshape(*stored.shape[:-1], -1)
+
+
+def of_blocks(
+    h: Rewriter, stored: np.ndarray, scales: ir.Value, zeros: np.ndarray | None, bits: int, block: int
+) -> ir.Value:
+    """DequantizeLinear of numbers `in_bytes`, with a scale and a zero point per block along the last axis."""
+    numbers = in_bytes(h, stored, bits)
+    shape = *stored.shape[:-1], stored.shape[-1] * 8 // bits // block
+    zeros = np.full(shape, 2 ** (bits - 1)) if zeros is None else zeros
+    operands = numbers, h.e.reshape(scales, shape), h.e.const(zeros, numbers.dtype)
+    return h.e.op("DequantizeLinear", *operands, axis=stored.ndim - 1, block_size=block)
 
 
 def real(h: Rewriter, place: int, scale: int, zero: int, axis: int | None = None) -> ir.Value:

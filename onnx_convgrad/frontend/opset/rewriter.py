@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.notes import mark_fixed
 
 Results: TypeAlias = ir.Value | Sequence[ir.Value | None] | None
 
@@ -25,6 +26,11 @@ class OpenEmitter(Emitter):
             return self.op("CastLike", self.const(np.float32(number)), like)
         with np.errstate(over="ignore"):
             return super().scalar(number, like)
+
+    def const(self, array: Any, dtype: ir.DataType | None = None) -> ir.Value:
+        value = super().const(array, dtype)
+        mark_fixed(value)
+        return value
 
     def take_back(self, node: ir.Node) -> None:
         """Remove a node that was emitted lately. Both records are searched from their ends: they may have thousands."""

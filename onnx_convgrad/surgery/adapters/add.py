@@ -45,8 +45,8 @@ def add_adapters(
 
     A layer with the weight W then computes with `W + (alpha / rank) B A`, as a second path beside the layer. B (for
     a Gather: A) starts as zeros, so that the model computes the same as before. The base stays as it is, byte for byte: its
-    weights may be quantized, behind DequantizeLinear or a Cast, Sub and Mul that dequantize, in MatMulNBits, or in
-    MatMulInteger and ConvInteger between DynamicQuantizeLinear and a Mul.
+    weights may be quantized, behind DequantizeLinear or a Cast, Sub and Mul that dequantize, in MatMulNBits, in MatMulBnb4
+    (NF4, as in QLoRA), or in MatMulInteger and ConvInteger between DynamicQuantizeLinear and a Mul.
 
     | layer | A | B |
     |---|---|---|

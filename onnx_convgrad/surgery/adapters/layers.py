@@ -121,7 +121,7 @@ def read_names(node: ir.Node) -> list[str]:
 
 def layer_of(node: ir.Node) -> AdaptableLayer | str | None:
     """The layer that a node computes, or the reason why it cannot have an adapter; `None` for other nodes."""
-    if node.domain == "com.microsoft" and node.op_type == "MatMulNBits":
+    if node.domain == "com.microsoft" and node.op_type in ("MatMulNBits", "MatMulBnb4"):
         return _of_bits(node)
     if is_op(node, "QLinearConv", "QLinearMatMul"):
         return "its operands and its result are integers; use a file with QuantizeLinear and DequantizeLinear"
@@ -183,7 +183,7 @@ def _of_gather(node: ir.Node) -> AdaptableLayer | None:
 
 
 def _of_bits(node: ir.Node) -> AdaptableLayer | str | None:
-    """A product with a matrix of 2, 4 or 8 bits per number, `[N, blocks, bytes]` (ONNX Runtime's ContribOperators.md)."""
+    """A product with a matrix of 2, 4 or 8 bits per number, whose shape attributes tell (ContribOperators.md)."""
     weight, call, x = stored_weight(node.inputs[1]), Call(node), node.inputs[0]
     if weight is None or x is None:
         return None

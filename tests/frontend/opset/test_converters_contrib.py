@@ -74,20 +74,42 @@ def test_values_are_those_of_the_kernel_if_no_size_is_known(case: Kernel) -> Non
         np.testing.assert_allclose(got[name], value, rtol=case.tolerance, atol=case.tolerance, err_msg=name)
 
 
-HALVES = [case for case in CASES if case.op in ("GroupQueryAttention", "RotaryEmbedding", "MoE")]
+HALVES = [
+    case for case in CASES if case.op in ("GroupQueryAttention", "RotaryEmbedding", "MoE", "QMoE", "GatedDeltaNet")
+]
 
 
 @pytest.mark.parametrize("case", HALVES[::4], ids=str)
 def test_values_in_half_precision(case: Kernel) -> None:
-    narrow = [a.astype(np.float16) if a is not None and a.dtype == np.float32 else a for a in case.inputs]
+    kept = (6, 7, 8) if case.op == "GatedDeltaNet" else ()  # the state and the activation of the decay
+    narrow = [
+        a.astype(np.float16) if a is not None and a.dtype == np.float32 and at not in kept else a
+        for at, a in enumerate(case.inputs)
+    ]
     half = dataclasses.replace(case, inputs=narrow)
     wanted = run(half.model(), half.feed)
     seeds = {f"{name}_grad": np.ones_like(value) for name, value in wanted.items()}
     augmented = og.augment(half.model(), wrt=["x0"])
     got = run(augmented, {**half.feed, **seeds})
     for name, value in wanted.items():
-        assert got[name].dtype == np.float16
+        assert got[name].dtype == value.dtype == (np.float32 if name in case.floats and kept else np.float16)
         np.testing.assert_allclose(got[name], value, rtol=1e-2, atol=1e-2, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("op", "stored"),
+    [
+        ("CropAndResize", (3,)),
+        ("GroupQueryAttention", ()),
+        ("Inverse", ()),
+        ("MRotaryEmbedding", ()),
+        ("MatMulBnb4", (1, 2)),
+    ],
+)
+def test_constants_of_a_formula_are_no_parameters(op: str, stored: tuple[int, ...]) -> None:
+    for case in [case for case in CASES if case.op == op]:
+        with pytest.raises(og.errors.ArgumentError, match="no trainable parameters"):
+            og.augment(dataclasses.replace(case, stored=stored).model(), wrt="parameters")
 
 
 def test_packed_heads_are_those_of_separate_operands() -> None:
@@ -128,9 +150,16 @@ def test_a_dynamically_quantized_product_has_the_gradient_of_the_dequantized_one
         ("GroupQueryAttention", 15, {}, r"k_scale \(input 12\)"),
         ("GroupQueryAttention", 7, {"sliding_window_cache": 1}, "its cache slides"),
         ("RotaryEmbedding", 4, {"is_packed_batching": 1}, "packed without padding"),
+        ("CropAndResize", 4, {}, "crop_size is not stored"),
         ("CDist", 2, {"metric": "cosine"}, "its metric is 'cosine'"),
         ("ConvTransposeWithDynamicPads", 3, {}, "Pads is not stored"),
         ("GatherBlockQuantized", 3, {}, "its data are not integers"),
+        ("GatedDeltaNet", 4, {}, r"cu_seqlens \(input 3\)"),
+        ("MatMulBnb4", 3, {}, "not stored in 4 bits per number"),
+        ("MoEGroupRouter", 3, {}, "projection_weight"),
+        ("QMoE", 7, {"quant_type": "fp4"}, "not integers in the order"),
+        ("QMoE", 7, {"fc2_expert_weight_bits": 8}, "different widths"),
+        ("QMoE", 7, {}, "not stored, in 2, 4 or 8 bits"),
     ],
 )
 def test_a_form_without_an_equivalent_is_refused(op: str, count: int, attributes: Any, reason: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization.matmul_bnb4_quantizer import MatMulBnb4Quantizer
 from torch import nn
 
 import onnx_convgrad as og
@@ -270,7 +271,21 @@ def bits() -> onnx.ModelProto:
     return graph_of(text, **quantized, **scales, domains=', "com.microsoft": 1')
 
 
-@pytest.mark.parametrize(("make", "weight"), [(dequantized, "p"), (dynamic, "w"), (bits, "v"), (written_out, "p")])
+def codes() -> onnx.ModelProto:
+    """Two products with weights in the codes of bitsandbytes (NF4), as ONNX Runtime's tool writes them."""
+    text = """(float[N,32] x) => (float[N,12] y) { h = MatMul (x, v) r = Relu (h) y = MatMul (r, w) }"""
+    weights = {"v": RNG.standard_normal((32, 32)), "w": RNG.standard_normal((32, 12))}
+    plain = graph_of(
+        text, **{name: array.astype(np.float32) for name, array in weights.items()}, domains=', "com.microsoft": 1'
+    )
+    quantizer = MatMulBnb4Quantizer(plain, MatMulBnb4Quantizer.NF4, block_size=16)
+    quantizer.process()
+    return quantizer.model.model
+
+
+@pytest.mark.parametrize(
+    ("make", "weight"), [(dequantized, "p"), (dynamic, "w"), (bits, "v"), (written_out, "p"), (codes, "v_Bnb4")]
+)
 def test_quantized_bases(make: Callable[[], onnx.ModelProto], weight: str) -> None:
     model = make()
     adapted = og.transforms.add_adapters(model, rank=2, alpha=4, targets=weight)
@@ -294,9 +309,12 @@ def test_quantized_bases(make: Callable[[], onnx.ModelProto], weight: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("make", "weights"), [(dequantized, "qp"), (bits, "vw"), (written_out, "qp"), (dynamic_twice, "vw")]
+    ("make", "weights"),
+    [(dequantized, "qp"), (bits, "vw"), (written_out, "qp"), (dynamic_twice, "vw"), (codes, ("v_Bnb4", "w_Bnb4"))],
 )
-def test_training_on_a_quantized_base(make: Callable[[], onnx.ModelProto], weights: str, tmp_path: Path) -> None:
+def test_training_on_a_quantized_base(
+    make: Callable[[], onnx.ModelProto], weights: Sequence[str], tmp_path: Path
+) -> None:
     base = make()
     trainer = og.Trainer(
         og.build_training(og.transforms.add_adapters(base, rank=2), loss="mse", optimizer=og.optim.Adam(0.02))
