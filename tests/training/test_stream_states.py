@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
@@ -308,3 +310,36 @@ def test_states_of_a_file_can_be_removed() -> None:
     assert loaded.states == STATES and og.load(loaded.source, states={}).states == {}
     with pytest.raises(ArgumentError, match="loaded already, and states"):
         og.load(loaded, states={})
+
+
+@pytest.mark.parametrize("states", [{"h": "y"}, {"h": "hn", "c": "hn"}])
+def test_states_in_a_file_that_do_not_fit_are_refused(tmp_path: Path, states: dict[str, str]) -> None:
+    damaged = onnx.ModelProto.FromString(LSTM.SerializeToString())
+    damaged.metadata_props.add(key="onnx_convgrad.states", value=json.dumps(states))
+    onnx.save(damaged, tmp_path / "damaged.onnx")
+    path = tmp_path / "damaged.onnx"
+    for use in (og.transforms.over_time, lambda m: og.predict(m, {"x": X[0]}), lambda m: program(m, None)):
+        with pytest.raises(ModelError, match=r"'onnx_convgrad\.states' cannot be used.*Correct or delete it"):
+            use(path)
+
+
+def test_a_cell_whose_only_output_is_its_state_is_trained_and_predicts() -> None:
+    cell = graph_of(
+        "(float[N,3] x, float[N,3] h) => (float[N,3] y) { a = Add (x, h) b = MatMul (a, w) y = Tanh (b) }",
+        w=0.5 * np.eye(3, dtype="f"),
+    )
+    trainer = og.Trainer(program(cell, {"h": "y"}, optimizer=og.optim.SGD(1e-30)))
+    parts = Sequences({"x": LONG, "target": LONG}, 1)
+    assert list(trainer.fit(parts, batch_size=5, progress="none")[0])[:3] == ["epoch", "step", "loss"]
+    wanted = np.zeros(3, "f")
+    for entry in LONG[0]:
+        wanted = np.tanh(0.5 * (wanted + entry))
+    found = og.predict(og.load(cell, states={"h": "y"}), Sequences({"x": LONG[:1]}, 1)).outputs
+    for outputs in (trainer.predict(Sequences({"x": LONG[:1]}, 1)), found):
+        assert_allclose(outputs["y"][-1], wanted, rtol=1e-5)
+
+
+def test_a_summary_lists_the_inputs_alone() -> None:
+    data = Sequences({"x": LONG, "target": WANTED}, LENGTH)
+    text = str(og.Trainer(program()).summary(data, batch_size=2))
+    assert "x: float32" in text and "state_rows" not in text
