@@ -126,16 +126,26 @@ class ProgramInputs:
             raise ArgumentError(
                 f"There is no array for {_listed(missing)}: the program takes {_listed(self.ports)}, "
                 f"the data have {_listed(arrays)}.",
-                hint="Add these arrays, or rename those that are meant.",
+                hint="Add these arrays, or rename those that are meant." + self._of_load(missing),
             )
         if missing:
             raise ArgumentError(
                 f"The program takes {_listed(self.ports)}; of the arrays {_listed(arrays)} none is clearly "
                 f"{_listed(missing)}.",
                 hint=f"Name the arrays like the inputs, or 'x' and 'y'; or, to train, say which one it is: "
-                f"names={{{missing[0]!r}: {spare[0]!r}}}, --map {missing[0]}={spare[0]}.",
+                f"names={{{missing[0]!r}: {spare[0]!r}}}, --map {missing[0]}={spare[0]}." + self._of_load(missing),
             )
         return matches
+
+    def _of_load(self, missing: Sequence[str]) -> str:
+        """The remedy for inputs besides the first that are no data; empty if only labels or the first are missing."""
+        others = [port.name for port in self.data if port.name in missing and port.name != self._first]
+        if not others:
+            return ""
+        return (
+            f" If {others[0]!r} is constant, or takes an output of the call before, say so: og.load(path, input_values=...) "
+            "or states=..., --input-value or --states."
+        )
 
     def _tell_unused(self, arrays: Iterable[str]) -> None:
         """Refuse arrays that would change the loss, if there were an input for them; tell of any others without use."""

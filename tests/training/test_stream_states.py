@@ -30,7 +30,8 @@ WANTED = [0.1 * np.cumsum(x[:, :1], 0) for x in LONG]
 
 
 def program(model: Any = LSTM, states: Any = STATES, **options: Any) -> og.TrainingProgram:
-    return og.build_training(og.load(model, states=states), loss="mse", **{"optimizer": og.optim.Adam(0.02), **options})
+    defaults = {"loss": "mse", "optimizer": og.optim.Adam(0.02)}
+    return og.build_training(og.load(model, states=states), **{**defaults, **options})
 
 
 def torch_losses() -> list[float]:
@@ -273,6 +274,11 @@ def test_what_cannot_be_carried_is_refused() -> None:
         trainer.step({**PARTS[0], "state_rows": [0, 1, 2, 4]})
     with pytest.raises(ArgumentError, match="'state_rows' of a batch of 4 samples is float64"):
         trainer.step({**PARTS[0], "state_rows": [0.5] * 4})
+
+
+def test_a_missing_input_leads_to_states() -> None:
+    with pytest.raises(ArgumentError, match=r"no array for 'h', 'c'.*If 'h' is constant, or takes an output.*--states"):
+        og.Trainer(program(states=None, loss={"y": "mse"})).step(PARTS[0])
 
 
 def test_a_batch_may_have_any_size_where_all_streams_begin() -> None:
