@@ -160,7 +160,7 @@ def predictions(
 
 
 def _along_data(predictor: Predictor, output: ModelOutput) -> bool:
-    """Whether an output has a size of the data besides that of the samples, such as time: it is no number of classes."""
+    """Whether an output has a size of the data besides that of the samples, such as time, which counts no classes."""
     m = predictor.manifest
 
     def sizes(name: str, shape: tuple[int | str | None, ...] | None) -> set[str]:

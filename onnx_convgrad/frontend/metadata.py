@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import NoneType
 from typing import Any, Literal, TypeVar
 
 import onnx_ir as ir
@@ -167,6 +168,11 @@ def _check_states(states: object, graph: ir.Graph) -> None:
     check_names(list(states.values()), list(outputs), "output in states:", INSPECT)
     for name, output in states.items():
         first, following = inputs[name], outputs[output]
+        if first.dtype == ir.DataType.STRING or not isinstance(first.type, (ir.TensorType, NoneType)):
+            raise ArgumentError(
+                f"The input {name!r} is not a tensor of numbers, so no state can be carried in it.",
+                hint="Leave it out of states.",
+            )
         if not _alike(first, following):
             raise ArgumentError(
                 f"The input {name!r} cannot take the output {output!r}: they are {first.dtype}{first.shape} and "

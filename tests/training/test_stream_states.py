@@ -349,3 +349,46 @@ def test_a_summary_lists_the_inputs_alone() -> None:
     data = Sequences({"x": LONG, "target": WANTED}, LENGTH)
     text = str(og.Trainer(program()).summary(data, batch_size=2))
     assert "x: float32" in text and "state_rows" not in text
+
+
+def test_states_of_a_checkpoint_that_do_not_fit_are_left_out(tmp_path: Path) -> None:
+    trainer = og.Trainer(program())
+    trainer.step(PARTS[0])
+    right = dict(trainer.progress.states)
+    for name, wrong in (("h", np.zeros(3, "f")), ("c", right["c"].astype(np.int64)), ("h", np.zeros((1, 2, 9), "f"))):
+        trainer.progress.states.update({**right, name: wrong})
+        trainer.save(tmp_path / "state.safetensors")
+        again = og.Trainer(trainer.program)
+        with pytest.warns(UserWarning, match=f"has the state '{name}' as .*streams begin with zeros"):
+            again.restore(tmp_path / "state.safetensors")
+        assert again.progress.states == {}
+    trainer.progress.states.update({**right, "h": np.full_like(right["h"], np.nan)})
+    trainer.save(tmp_path / "state.safetensors")
+    again.restore(tmp_path / "state.safetensors")
+    assert np.isnan(again.progress.states["h"]).all()
+
+
+def test_a_state_of_one_number_is_that_of_all_streams() -> None:
+    counted = graph_of(
+        "(float[N,3] x, float k) => (float[N,3] y, float kn) { kn = Add (k, one) z = MatMul (x, w) y = Add (z, k) }",
+        w=np.eye(3, dtype="f"),
+        one=np.float32(1),
+    )
+    trainer = og.Trainer(program(counted, {"k": "kn"}, optimizer=og.optim.SGD(1e-30), loss={"y": "mse"}, wrt="w"))
+    batch = {"x": X[0][:, 0], "target": X[0][:, 0]}
+    assert [float(trainer.step(batch)["kn"]) for _ in range(3)] == [1, 2, 3]
+    assert trainer.step({**batch, "state_rows": np.full(STREAMS, -1)})["kn"] == 1
+    alike = Sequences({"x": LONG[:1] * 3}, 1)
+    found = alike.joined(trainer.predict(alike, batch_size=2)["y"])
+    assert_allclose(found[2] - LONG[0], np.tile(np.arange(len(LONG[0]), dtype="f")[:, None], (1, 3)), atol=1e-5)
+    with pytest.raises(ArgumentError, match=r"'k' is one number for all streams.*batch_size=1"):
+        trainer.predict(Sequences({"x": LONG}, 1), batch_size=2)
+
+
+def test_text_is_not_a_state() -> None:
+    texts = graph_of(
+        "(float[N,3] x, string[N] h) => (float[N,3] y, string[N] hn) { y = MatMul (x, w) hn = Identity (h) }",
+        w=np.eye(3, dtype="f"),
+    )
+    with pytest.raises(ArgumentError, match="'h' is not a tensor of numbers"):
+        og.load(texts, states={"h": "hn"})
