@@ -124,7 +124,7 @@ class Sequences(Arrays):
         if not parts.ndim or len(parts) != len(self):
             raise ArgumentError(
                 f"The output has the shape {parts.shape}, and there are {len(self)} parts.",
-                hint="Give an output of predict over this set.",
+                hint="Give an output of predict over this set, with its samples along axis 0 (np.moveaxis).",
             )
         rows = [parts[begin:end] for begin, end in pairwise(self.starts)]
         axis = (self.axis if length > 1 else None) if axis is None else whole(axis, "axis")

@@ -314,6 +314,8 @@ def test_states_that_do_not_fit_are_refused(states: Any, message: str) -> None:
 def test_states_of_a_file_can_be_removed() -> None:
     loaded = og.load(LSTM, states=STATES)
     assert loaded.states == STATES and og.load(loaded.source, states={}).states == {}
+    with pytest.raises(ArgumentError, match="'h' is in states and in input_values"):
+        og.load(LSTM, states=STATES, input_values={"h": 0.0})
     with pytest.raises(ArgumentError, match="loaded already, and states"):
         og.load(loaded, states={})
 
