@@ -15,7 +15,10 @@ from shapes import KINDS, SIZE, Boxes, of_boxes, pictures
 
 import onnx_convgrad as og
 
-FILE = Path(find_spec("nudenet").origin).parent / "320n.onnx"  # type: ignore[union-attr, arg-type]
+for name in ("pycocotools", "nudenet"):
+    if (package := find_spec(name)) is None:
+        raise ModuleNotFoundError(f"No module named {name!r}")
+FILE = Path(package.origin or "").parent / "320n.onnx"
 HEADS = [f"/model.22/cv3.{scale}/cv3.{scale}.2/Conv" for scale in range(3)]  # the scores of the classes at each scale
 SIDES, LOGITS = "/model.22/Split_1_output_0", "/model.22/Split_1_output_1"  # before they are decoded
 FAR = "/model.22/dfl/Reshape_1_output_0"  # distances to the sides of the box, in cells

@@ -60,8 +60,8 @@ def replace_head(
         head: The last layer, by the name of its node, weight or result. Needed if the outputs come from several. All
             layers with the scores of the classes, one for each scale, of a detector.
         seed: Seed of the weights.
-        labels: Names of the classes, written into the metadata. Without them, the labels of the file are removed if their
-            number changes.
+        labels: Names of the classes, written into the metadata, also in place of those of Ultralytics. Without them, the
+            labels of the file are removed if their number changes.
 
     Raises:
         ArgumentError: The layer is ambiguous, there is none of this name, or labels do not fit.

@@ -85,12 +85,14 @@ def _first_batch(built: Built, data: list[str]) -> Mapping[str, np.ndarray]:
     from onnx_convgrad.data.batches import Loader
     from onnx_convgrad.data.files import read_data, require_preprocessing
     from onnx_convgrad.evaluation.calibration import inputs_manifest
+    from onnx_convgrad.training.stream_states import StreamStates
 
     announce("reading the data")
     source, manifest = read_data(data), inputs_manifest(built.primal)
     require_preprocessing(source, manifest)
     batch = next(Loader(source, manifest, shuffle=False, prefetch=0).epoch_iterator(0))
-    return {port.name: batch[port.name] for port in manifest.data}
+    fed = StreamStates(manifest).fed(batch)
+    return {port.name: fed[port.name] for port in manifest.data}
 
 
 def _check_provider(

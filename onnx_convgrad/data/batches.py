@@ -134,11 +134,14 @@ class Loader:
         self.shuffle, self.seed = flag(shuffle, "shuffle"), whole(seed, "seed", 0)
         self.drop_last = fixed is not None if drop_last is None else flag(drop_last, "drop_last")
         if not len(self):
+            kind, count = "samples", len(self.dataset)
+            if isinstance(self.dataset, Sequences):
+                kind, count = "sequences", self.dataset.count
             raise ArgumentError(
-                f"{len(self.dataset)} samples make no batch of {self.batch_size}, and smaller ones are left out.",
-                hint="Give more samples."
+                f"{count} {kind} make no batch of {self.batch_size}, and smaller ones are left out.",
+                hint=f"Give more {kind}."
                 if fixed is not None
-                else f"Give more samples, or a batch size of at most {len(self.dataset)} (batch_size=, --batch-size).",
+                else f"Give more {kind}, or a batch size of at most {count} (batch_size=, --batch-size).",
             )
         self.prefetch = (2 if self.dataset.slow else 0) if prefetch is None else whole(prefetch, "prefetch", 0)
         if self.augment:

@@ -68,6 +68,10 @@ class Dataset(ABC):
         """
         return self
 
+    def masking(self, name: str, array: str) -> Dataset | None:  # noqa: ARG002 - most sets have no sequences
+        """The set with an array `name`, the mask of sequences; `None` if `array` is not one of sequences."""
+        return None
+
     @property
     def source(self) -> Dataset:
         """The set that a part was split from; any other set itself."""
@@ -240,6 +244,13 @@ class Arrays(Dataset):
             taken[name] = _moved(derived(self.arrays[derived.of], rows), self.axes.get(name, 0))
         return taken
 
+    def masking(self, name: str, array: str) -> Dataset | None:
+        if not isinstance(self.arrays.get(array), Ragged):
+            return None
+        masked = copy(self)
+        masked.padding = replace(self.padding, masks={**self.padding.masks, name: array})
+        return masked
+
     def sequence_lengths(self) -> np.ndarray | None:
         first = next((array for array in self.arrays.values() if isinstance(array, Ragged)), None)
         return None if first is None else first.lengths
@@ -302,6 +313,10 @@ class Part(Dataset):
     def class_numbers(self) -> np.ndarray | None:
         whole = self.dataset.class_numbers()
         return None if whole is None else whole[self.rows]
+
+    def masking(self, name: str, array: str) -> Dataset | None:
+        masked = self.dataset.masking(name, array)
+        return None if masked is None else Part(masked, self.rows)
 
     def sequence_lengths(self) -> np.ndarray | None:
         whole = self.dataset.sequence_lengths()

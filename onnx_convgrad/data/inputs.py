@@ -126,16 +126,26 @@ class ProgramInputs:
             raise ArgumentError(
                 f"There is no array for {_listed(missing)}: the program takes {_listed(self.ports)}, "
                 f"the data have {_listed(arrays)}.",
-                hint="Add these arrays, or rename those that are meant.",
+                hint="Add these arrays, or rename those that are meant." + self._of_load(missing),
             )
         if missing:
             raise ArgumentError(
                 f"The program takes {_listed(self.ports)}; of the arrays {_listed(arrays)} none is clearly "
                 f"{_listed(missing)}.",
                 hint=f"Name the arrays like the inputs, or 'x' and 'y'; or, to train, say which one it is: "
-                f"names={{{missing[0]!r}: {spare[0]!r}}}, --map {missing[0]}={spare[0]}.",
+                f"names={{{missing[0]!r}: {spare[0]!r}}}, --map {missing[0]}={spare[0]}." + self._of_load(missing),
             )
         return matches
+
+    def _of_load(self, missing: Sequence[str]) -> str:
+        """The remedy for inputs besides the first that may not be data; empty if only labels or the first are missing."""
+        others = [port.name for port in self.data if port.name in missing and port.name != self._first]
+        if not others:
+            return ""
+        return (
+            f" If {others[0]!r} is constant, or takes an output of the call before, say so: og.load(path, input_values=...) "
+            "or states=..., --input-value or --states."
+        )
 
     def _tell_unused(self, arrays: Iterable[str]) -> None:
         """Refuse arrays that would change the loss, if there were an input for them; tell of any others without use."""
@@ -399,7 +409,7 @@ def cast(array: np.ndarray, port: Port, label: str, hint: str = "") -> np.ndarra
     Raises:
         ArgumentError: The shape does not fit, the array does not hold numbers, or integers would change.
     """
-    if port.shape is not None and not _fits(array.shape, port.shape):
+    if port.shape is not None and not fits(array.shape, port.shape):
         raise ArgumentError(
             f"The {label} has shape {_shape(array.shape)} in a batch; the input {port.name!r} takes {_shape(port.shape)}.",
             hint=_remedy(array.shape, port.shape) or _of_one_hot(array, port) or hint,
@@ -427,7 +437,7 @@ def cast(array: np.ndarray, port: Port, label: str, hint: str = "") -> np.ndarra
     return np.ascontiguousarray(result) if result.ndim else result
 
 
-def _fits(shape: Sequence[int], wanted: Shape) -> bool:
+def fits(shape: Sequence[int], wanted: Shape) -> bool:
     """Whether a shape agrees with all fixed sizes."""
     return len(shape) == len(wanted) and all(
         not isinstance(w, int) or s == w for s, w in zip(shape, wanted, strict=True)
@@ -437,15 +447,15 @@ def _fits(shape: Sequence[int], wanted: Shape) -> bool:
 def _remedy(shape: Sequence[int], wanted: Shape) -> str:
     """Suggest a change that makes the shape fit, if there is an obvious one."""
     for axis in range(1, len(wanted)):
-        if wanted[axis] in (1, None) and _fits([*shape[:axis], 1, *shape[axis:]], wanted):
+        if wanted[axis] in (1, None) and fits([*shape[:axis], 1, *shape[axis:]], wanted):
             return f"Insert an axis of size 1 at {axis}."
     for axis in range(1, len(shape)):
-        if shape[axis] == 1 and _fits([*shape[:axis], *shape[axis + 1 :]], wanted):
+        if shape[axis] == 1 and fits([*shape[:axis], *shape[axis + 1 :]], wanted):
             return f"Remove the axis {axis}, of size 1."
     if len(shape) == len(wanted) > 2:
         last, first = [0, len(shape) - 1, *range(1, len(shape) - 1)], [0, *range(2, len(shape)), 1]
         for order in (last, first):
-            if _fits([shape[i] for i in order], wanted):
+            if fits([shape[i] for i in order], wanted):
                 return f"Transpose it with {tuple(order)}."
     fixed = next((w for s, w in zip(shape[1:], wanted[1:], strict=False) if isinstance(w, int) and s != w), None)
     if len(shape) == len(wanted) and fixed is None:
@@ -457,8 +467,8 @@ def _of_one_hot(array: np.ndarray, port: Port) -> str:
     """The remedy for one number for each class where the number of the class is taken."""
     shape = array.shape
     for axis in (1, len(shape) - 1):
-        fits = 0 < axis < len(shape) and _fits([*shape[:axis], *shape[axis + 1 :]], port.shape or ())
-        if fits and np.dtype(port.dtype).kind in "iu" and array.dtype.kind in "biuf":
+        alike = 0 < axis < len(shape) and fits([*shape[:axis], *shape[axis + 1 :]], port.shape or ())
+        if alike and np.dtype(port.dtype).kind in "iu" and array.dtype.kind in "biuf":
             return (
                 f"If these are one-hot vectors or probabilities of classes, give the numbers of the classes, "
                 f"np.argmax(array, axis={axis}), or train on probabilities: CrossEntropy(probabilities=True), "

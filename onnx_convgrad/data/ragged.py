@@ -260,6 +260,6 @@ def _usual_padding(port: Port, manifest: Manifest, derived: Mapping[str, Derived
             "padding.",
             hint="Give the loss a label to ignore (ignore_index=-100); or a mask, as a further argument of a function: "
             "(e, y, target, mask) adds the input target_mask, see docs/how_to/own_loss.md. padding={name: number} of "
-            "data.Arrays pads anyway.",
+            "data.Arrays pads anyway; cut=True of data.Sequences leaves out parts that are shorter.",
         )
     return ignored

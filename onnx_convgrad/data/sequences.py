@@ -108,7 +108,8 @@ class Sequences(Arrays):
     def joined(self, output: ArrayLike, axis: int | None = None) -> list[np.ndarray]:
         """Put the parts of an output of `predict` together: one array for each sequence, with time first.
 
-        Entries that come from padding are left out if a part of the output has as many entries as one of the first array.
+        Entries that come from padding or the past are left out if a part of the output has as many entries as one of the
+        first array.
 
         Args:
             output: The output, with one entry along axis 0 for each part.
@@ -116,22 +117,23 @@ class Sequences(Arrays):
                 one entry.
 
         Raises:
-            ArgumentError: There are more or fewer parts.
+            ArgumentError: There are more or fewer parts, or the axis is not a whole number above 0.
         """
         parts, (first, sequences) = as_array(output), next(iter(self.whole.items()))
         length = self.length[first]
         if not parts.ndim or len(parts) != len(self):
             raise ArgumentError(
                 f"The output has the shape {parts.shape}, and there are {len(self)} parts.",
-                hint="Give an output of predict over this set.",
+                hint="Give an output of predict over this set, with its samples along axis 0 (np.moveaxis).",
             )
         rows = [parts[begin:end] for begin, end in pairwise(self.starts)]
-        axis = self.axis if axis is None and length > 1 else axis
+        axis = (self.axis if length > 1 else None) if axis is None else whole(axis, "axis")
         if axis is None or parts.ndim <= axis:
             return rows
-        others = np.delete(parts.shape, [0, axis])
-        timed = [np.moveaxis(part, axis, 1).reshape(-1, *others) for part in rows]
-        if parts.shape[axis] != length:
+        others, entries, past = np.delete(parts.shape, [0, axis]), parts.shape[axis], self.past[first]
+        skipped = past if entries == length + past else 0
+        timed = [np.moveaxis(part, axis, 1)[:, skipped:].reshape(-1, *others) for part in rows]
+        if entries - skipped != length:
             return timed
         return [row[:size] for row, size in zip(timed, sequences.lengths, strict=True)]
 
@@ -203,10 +205,14 @@ class Sequences(Arrays):
                 )
             numbers[name] = own
         least: np.ndarray = np.minimum.reduce(list(numbers.values()))
-        if not least.all() or not least.size:
+        if not least.size:
+            raise ArgumentError("There are no sequences.", hint="Give at least one.")
+        if not least.all():
             raise ArgumentError(
-                "A sequence has no part." if least.size else "There are no sequences.",
-                hint="Leave out sequences that are shorter than a part; without cut=True, they are padded.",
+                f"The sequence {int(least.argmin())}, counted from 0, has no part of {self.length[first]} entries.",
+                hint="Leave out sequences that are shorter than a part; without cut=True, they are padded."
+                if self.cut
+                else "Leave out sequences without entries.",
             )
         return least
 

@@ -15,15 +15,17 @@ from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.files import AnyModel, cloned, copied
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.frontend.load import load
-from onnx_convgrad.frontend.metadata import preprocessing_of
+from onnx_convgrad.frontend.metadata import preprocessing_of, states_of
 from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.ir.dims import static_dims
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.pipeline.modes import set_inference
+from onnx_convgrad.programs.batch_axes import batch_axes
 from onnx_convgrad.programs.manifest import Manifest, Port
 from onnx_convgrad.runtime import session
 from onnx_convgrad.surgery.batchnorm import convolutions, insert
+from onnx_convgrad.training.stream_states import StreamStates
 
 _OLDEST = 7
 """The first opset in which the number of results does not decide the mode of BatchNormalization."""
@@ -114,7 +116,7 @@ def channel_moments(
     """
     m = cloned(model.canonical)
     set_inference(m.graph)
-    batches = inputs_of(m, data, batch_size, names)
+    batches = inputs_of(cloned(m), data, batch_size, names)
     _let_return_moments(m.graph, values)
     live = session(m)
     total: dict[str, Moments] = {}
@@ -159,9 +161,12 @@ def _let_return_moments(graph: ir.Graph, names: Sequence[str]) -> None:
 def inputs_of(
     model: ir.Model, data: DataLike, batch_size: int | None, names: Mapping[str, str] | None
 ) -> Iterator[Batch]:
-    """The batches of data for the inputs of a model, in a random order that is always the same; labels are dropped."""
+    """The batches of data for the inputs of a model, in a random order that is always the same; labels are dropped.
+
+    States that the data have no array for begin with zeros, and are then what the model computes.
+    """
     manifest = inputs_manifest(model)
-    own = {port.name for port in manifest.data}
+    own, states, live = {port.name for port in manifest.data}, StreamStates(manifest), None
 
     def only(epoch: int) -> Iterator[BatchLike]:
         return data_only(data, epoch, len(own))
@@ -169,11 +174,21 @@ def inputs_of(
     iterated = as_dataset(data) is None and not isinstance(data, Batches)
     source = only if iterated and (isinstance(data, Iterable) or callable(data)) else data
     for batch in as_batches(source, manifest, batch_size=batch_size, names=names).epoch_iterator(0):
-        yield {name: array for name, array in batch.items() if name in own}
+        fed = {name: array for name, array in states.fed(batch).items() if name in own}
+        yield fed
+        if not manifest.states.keys() <= batch.keys():
+            live = live or session(model)
+            outputs = list(manifest.states.values())
+            states.taken(dict(zip(outputs, live.run(outputs, fed), strict=True)), ())
 
 
 def inputs_manifest(model: ir.Model) -> Manifest:
     """The inputs of a model as those of a program, with its preprocessing."""
     ports = tuple(Port.from_value(v) for v in model.graph.inputs if not v.is_initializer())
-    return Manifest(data=ports, targets=(), learning_rate=Port("learning_rate", "float32", ()), loss="", terms=(),
-                    outputs=(), parameters=(), state=()).described(None, preprocessing_of(model))  # fmt: skip
+    names = {port.name for port in ports}
+    options = {
+        "states": {name: output for name, output in states_of(model).items() if name in names},
+        "batch_axes": batch_axes(model, names),
+    }
+    plain = Manifest(ports, (), Port("learning_rate", "float32", ()), "", (), (), (), (), options=options)
+    return plain.described(None, preprocessing_of(model))

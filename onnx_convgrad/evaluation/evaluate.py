@@ -15,6 +15,7 @@ from onnx_convgrad.data.datasets import Dataset
 from onnx_convgrad.data.files import ImageFiles, read_data, require_preprocessing
 from onnx_convgrad.data.images import ImageFolder
 from onnx_convgrad.data.inputs import Batch, ProgramInputs, as_array
+from onnx_convgrad.data.sequences import Sequences
 from onnx_convgrad.data.texts import TextImages
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.evaluation.predict import (
@@ -137,8 +138,13 @@ def evaluation(
             hint="If it does, say so with --task text, in Python task=.",
         )
     predictor, port, matched = _with_labels(predictor, dataset, chosen, names)
-    dataset = dataset.bound(predictor.manifest)
-    reading = _Reading(predictor, chosen, port, task, top, _classes_of(predictor, dataset))
+    masked = None if predictor.counts is not None else dataset.masking(f"{port}_mask", matched[port])
+    if masked is not None:
+        m = predictor.manifest
+        predictor = replace(predictor, manifest=replace(m, targets=(*m.targets, Port(f"{port}_mask", "bool", None))))
+    dataset = (masked or dataset).bound(predictor.manifest)
+    time = dataset.axis if isinstance(dataset, Sequences) else 1
+    reading = _Reading(predictor, chosen, port, task, top, _classes_of(predictor, dataset), time)
     progress, count = Progress(), 0
     results_of = batch_results(
         predictor.manifest,
@@ -151,7 +157,7 @@ def evaluation(
     for batch, results, full in results_of:
         y, wanted = (np.moveaxis(a, axes.get(n, 0), 0) if axes.get(n) else a
                      for n, a in ((chosen.name, results[chosen.name]), (port, batch[port])))  # fmt: skip
-        reading.add(progress, y, wanted)
+        reading.add(progress, y, wanted, batch.get(f"{port}_mask"))
         if predictor.counts is not None and full:  # the loss of a padded batch is that of other samples
             add_losses(progress, predictor.counts, results, batch)
         count += samples(predictor.manifest, batch)
@@ -202,28 +208,53 @@ def evaluated_texts(
 
 
 class _Reading:
-    """Collects metrics over batches. What the output means is settled with the first batch."""
+    """Collects metrics over batches. What the output means is settled with the first batch.
+
+    `time` is the axis of time, where labels are sequences.
+    """
 
     def __init__(
-        self, predictor: Predictor, output: ModelOutput, port: str, task: str | None, top: int, labels: tuple[str, ...]
+        self,
+        predictor: Predictor,
+        output: ModelOutput,
+        port: str,
+        task: str | None,
+        top: int,
+        labels: tuple[str, ...],
+        time: int,
     ) -> None:
         self.predictor, self.output, self.port, self.task, self.top = predictor, output, port, task, top
-        self.labels = labels
+        self.labels, self.time = labels, time
         term = predictor.loss_of(output.name) or {"options": {}}
         self.ignored, self.axis = term["options"].get("ignore_index", -100), term["options"].get("axis")
         self.metrics: list[Metric] = []
         self.errors = scores.Errors()
         self.count = 0
 
-    def add(self, progress: Progress, y: np.ndarray, target: np.ndarray) -> None:
+    def add(self, progress: Progress, y: np.ndarray, target: np.ndarray, mask: np.ndarray | None) -> None:
+        """Take a batch; labels whose entry in the mask is 0 are padding, and do not count."""
+        if mask is not None and y.size == target.size:  # a label for each number: entries count as samples
+            timed = [np.moveaxis(a, self.time, 1) if a.ndim > self.time else a for a in (y, target)]
+            if any(a.shape[:2] != mask.shape for a in timed):
+                raise ArgumentError(
+                    f"The output has the shape {y.shape} in a batch, and its labels, which are sequences, {target.shape}.",
+                    hint="Evaluate with batch_size=1, or name an output with the entries of each sequence.",
+                )
+            y, target = (a[mask.astype(bool)] for a in timed)
+            mask, self.axis = None, None
         flat = squeezed(y)
         if flat is not y or y.ndim < 2:
             y, self.axis = flat, None
+        if mask is not None and self.ignored is None:
+            self.ignored = -100
         if not self.count:
             self._begin(y, target)
         if self.task == Task.NUMBERS:
             self.errors.add(y, target)
             return
+        if mask is not None:
+            sizes = [n if i in (0, min(self.time, target.ndim - 1)) else 1 for i, n in enumerate(target.shape)]
+            target = np.where(mask.reshape(sizes), target, self.ignored)
         values = probabilities(y, self.output, self.task or "", self.axis)
         measure(progress, self.metrics, {_OUTPUT: values}, {_TARGET: target})
 
@@ -302,7 +333,7 @@ def _with_labels(
 ) -> tuple[Predictor, str, dict[str, str]]:
     """Decide which array holds the labels; return the predictor with an input for it, its name, and the arrays of all."""
     m = predictor.manifest
-    arrays = dataset.bound(m).take(slice(0, 1))
+    arrays = dataset.bound(m if predictor.counts is not None else replace(m, losses=())).take(slice(0, 1))
     term = predictor.loss_of(output.name)
     port = (term or {}).get("target") or _TARGET
     own = m.targets if predictor.counts is not None else tuple(p for p in m.targets if p.name == port)

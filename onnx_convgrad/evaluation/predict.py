@@ -147,7 +147,8 @@ def predictions(
     if reads_text(predictor, chosen, task):
         return _texts(predictor, data, chosen, batch_size)
     outputs = outputs_over(predictor.manifest, data, carrying(predictor.manifest, predictor.run, names), batch_size)
-    y = squeezed(np.moveaxis(outputs[chosen.name], predictor.manifest.batch_axes.get(chosen.name, 0), 0))
+    y = np.moveaxis(outputs[chosen.name], predictor.manifest.batch_axes.get(chosen.name, 0), 0)
+    y = y if task is None and _along_data(predictor, chosen) else squeezed(y)
     task = task or task_of(predictor, chosen, y.ndim, y.shape[1] if y.ndim > 1 else 1)
     samples = sample_names(data, len(y))
     if task == Task.NUMBERS or y.ndim > 2:
@@ -156,6 +157,18 @@ def predictions(
     if values.shape[1] == 1:  # one probability: that of the second of two classes
         values, task = np.column_stack([1 - values, values]), Task.CLASSES
     return Predictions(samples, task, outputs, values, label_names(predictor, values.shape[1]))
+
+
+def _along_data(predictor: Predictor, output: ModelOutput) -> bool:
+    """Whether an output has a size of the data besides that of the samples, such as time, which counts no classes."""
+    m = predictor.manifest
+
+    def sizes(name: str, shape: tuple[int | str | None, ...] | None) -> set[str]:
+        samples = m.batch_axes.get(name, 0)
+        return {size for axis, size in enumerate(shape or ()) if axis != samples and isinstance(size, str)}
+
+    of_data = set[str]().union(*(sizes(port.name, port.shape) for port in m.data))
+    return bool(sizes(output.name, output.shape) & of_data)
 
 
 def _texts(predictor: Predictor, data: Any, output: ModelOutput, batch_size: int | None) -> Predictions:

@@ -17,7 +17,7 @@ from onnx_convgrad.data.inputs import Batch
 from onnx_convgrad.errors import ArgumentError, ExecutionError, ModelError
 from onnx_convgrad.frontend.bound_inputs import InputValues, bound_arrays, by_input, with_all_axes
 from onnx_convgrad.frontend.files import AnyModel, read
-from onnx_convgrad.frontend.metadata import declare_states, labels_of, preprocessing_of, states_of
+from onnx_convgrad.frontend.metadata import declare_states, labels_of, outputs_beside, preprocessing_of, states_of
 from onnx_convgrad.ir.notes import MANIFEST
 from onnx_convgrad.metrics.batch_weights import BINARY_LOSSES, CLASS_LOSSES, Counts
 from onnx_convgrad.programs.batch_axes import batch_axes
@@ -223,10 +223,11 @@ def _port(value: ir.Value) -> Port:
 
 
 def _outputs(model: ir.Model) -> tuple[ModelOutput, ...]:
-    """The floating outputs that are not states."""
-    others = [v for v in dict.fromkeys(model.graph.outputs) if v.name not in states_of(model).values()]
-    floats = [v for v in others if v.dtype is not None and v.dtype.is_floating_point()]
-    return tuple(ModelOutput(v.name or "", meaning_of(v), Port.from_value(v).shape) for v in floats)
+    """The floating outputs that are not states, or all of them if all are."""
+    values = {v.name or "": v for v in model.graph.outputs}
+    floats = {name: v for name, v in values.items() if v.dtype is not None and v.dtype.is_floating_point()}
+    chosen = [(name, floats[name]) for name in outputs_beside(states_of(model), floats)]
+    return tuple(ModelOutput(name, meaning_of(v), Port.from_value(v).shape) for name, v in chosen)
 
 
 # -- what an output means ----------------------------------------------------------------------------------------------

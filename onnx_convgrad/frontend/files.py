@@ -27,6 +27,7 @@ from onnx_convgrad.frontend.external_data import located
 from onnx_convgrad.frontend.gate import check_structure
 from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.frontend.shapes.declared import declare_shapes
+from onnx_convgrad.frontend.tidy import SortNodes
 from onnx_convgrad.frontend.usable import refuse_malformed_nodes, refuse_unusable_model
 from onnx_convgrad.ir.nodes import proto_bodies
 from onnx_convgrad.ir.notes import ALGORITHM
@@ -85,9 +86,9 @@ def folder_of(model: AnyModel, base_dir: str | os.PathLike[str] | None = None) -
 
 
 def check_loaded(model: ir.Model, folder: Folder | None) -> None:
-    """Refuse a model that the later stages cannot rely on, in place: external weights are located."""
+    """Refuse a model that the later stages cannot rely on, in place: external weights are located, nodes are sorted."""
     structure = partial(check_structure, locate=lambda tensor, what: located(tensor, folder, what))
-    run_passes(model, [Check(structure), Check(refuse_unusable_model), Check(refuse_malformed_nodes)])
+    run_passes(model, [Check(structure), Check(refuse_unusable_model), Check(refuse_malformed_nodes), SortNodes()])
 
 
 def read_proto(path: str | os.PathLike[str]) -> onnx.ModelProto:

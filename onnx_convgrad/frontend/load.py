@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.limits import Limits, limits_of
 from onnx_convgrad.base.progress import announce, details, note_step, watched_steps
+from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.bound_inputs import BindInputs, InputValues, by_input
 from onnx_convgrad.frontend.canonicalize import canonical_passes
 from onnx_convgrad.frontend.diagnose import judged
@@ -78,6 +79,12 @@ def load(
         announce("reading")
         source = read_source(model, base_dir)
         declare_states(source, states)
+        bound = by_input(values or {}, [v.name or "" for v in source.graph.inputs]) if states else {}
+        if both := [name for name in states or () if name in bound]:
+            raise ArgumentError(
+                f"The input {both[0]!r} is in states and in input_values: it is either carried or constant.",
+                hint="Leave it out of one of them. A first state is given as an array of the first batch.",
+            )
         announce("canonicalizing")
         return load_source(source, shapes, values, limits=limits, kind=kind)
 

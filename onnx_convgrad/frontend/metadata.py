@@ -9,8 +9,9 @@ call before.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import NoneType
 from typing import Any, Literal, TypeVar
 
 import onnx_ir as ir
@@ -126,11 +127,22 @@ def states_of(model: ir.Model) -> dict[str, str]:
     """Input -> output whose value it takes in the next call; those that the graph no longer has are left out.
 
     Raises:
-        ModelError: The metadata is damaged.
+        ModelError: The metadata is damaged, or pairs what has not the same type and shape.
     """
     states = _parsed(model, STATES, lambda text: parse_json(text, {str: str})) or {}
     inputs, outputs = ({v.name for v in values} for values in (model.graph.inputs, model.graph.outputs))
-    return {name: output for name, output in states.items() if name in inputs and output in outputs}
+    known = {name: output for name, output in states.items() if name in inputs and output in outputs}
+    try:
+        _check_states(known, model.graph)
+    except ArgumentError as problem:
+        raise _unusable(STATES, problem.message.rstrip(".")) from problem
+    return known
+
+
+def outputs_beside(states: Mapping[str, str], outputs: Iterable[str]) -> list[str]:
+    """The outputs that are not states; all outputs if all are, as of a cell whose state is its result."""
+    names = list(outputs)
+    return [name for name in names if name not in states.values()] or names
 
 
 def declare_states(model: ir.Model, states: Mapping[str, str] | None) -> None:
@@ -156,6 +168,11 @@ def _check_states(states: object, graph: ir.Graph) -> None:
     check_names(list(states.values()), list(outputs), "output in states:", INSPECT)
     for name, output in states.items():
         first, following = inputs[name], outputs[output]
+        if first.dtype == ir.DataType.STRING or not isinstance(first.type, (ir.TensorType, NoneType)):
+            raise ArgumentError(
+                f"The input {name!r} is not a tensor of numbers, so no state can be carried in it.",
+                hint="Leave it out of states.",
+            )
         if not _alike(first, following):
             raise ArgumentError(
                 f"The input {name!r} cannot take the output {output!r}: they are {first.dtype}{first.shape} and "
@@ -180,9 +197,11 @@ def _parsed(model: ir.Model, key: str, parse: Callable[[str], T]) -> T | None:
     try:
         return parse(model.metadata_props[key]) if key in model.metadata_props else None
     except ValueError as problem:
-        raise ModelError(
-            f"The model's metadata {key!r} cannot be used: {problem}.", hint="Correct or delete it."
-        ) from problem
+        raise _unusable(key, problem) from problem
+
+
+def _unusable(key: str, problem: object) -> ModelError:
+    return ModelError(f"The model's metadata {key!r} cannot be used: {problem}.", hint="Correct or delete it.")
 
 
 def describe(

@@ -6,11 +6,13 @@ import contextlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any, Self
 
 import numpy as np
 
 from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.numbers import share
 from onnx_convgrad.base.optional import imported
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.metrics.metric import Arrays, Total
@@ -18,6 +20,8 @@ from onnx_convgrad.programs.manifest import Manifest
 
 _MOST = 1000
 """Number of best pairs of a box and a class in an image that are compared."""
+_QUIET = Lock()
+"""Held while standard output is replaced: two threads would restore each other's."""
 _NEED = "The mean average precision needs pycocotools"
 
 
@@ -29,7 +33,7 @@ class MeanAveragePrecision(Total):
         boxes: Output with the boxes, `[N, K, 4]` or `[N, 4, K]`.
         scores: Output with the scores of the classes, `[N, K, C]` or `[N, C, K]`: probabilities or logits. If it is the
             output of the boxes, too, that has the box first and then the scores, `[N, K, 4 + C]` or `[N, 4 + C, K]`, as
-            YOLOv8's and its successors' have.
+            YOLOv8's and its successors' have; K is the larger number.
         labels: Input with the objects, `[N, M, 5]`: class and box of each. Rows with a negative class are padding. By
             default it is the only one among the labels with 5 columns.
         form: Numbers of a box, in the output and in the labels: `"xyxy"` (left, top, right, bottom), `"xywh"` (left, top,
@@ -55,6 +59,10 @@ class MeanAveragePrecision(Total):
 
     def __post_init__(self) -> None:
         check_names([self.form], ["xyxy", "xywh", "cxcywh"], "form of boxes")
+        if self.iou is not None:
+            share(self.iou, "iou", zero=False)
+        if self.suppress is not None:
+            share(self.suppress, "suppress")
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -98,7 +106,9 @@ class MeanAveragePrecision(Total):
         rows = [np.array([[len(objects), *[0] * 7]], np.float64)]
         for i, (wanted, found, own) in enumerate(zip(objects, boxes, scores, strict=True)):
             label, box = np.split(wanted[wanted[:, 0] >= 0], [1], 1)
-            rows.append(_rows([i, 0], label, np.ones_like(label), self._corners(box)))
+            places = self._corners(box)
+            self._refuse_negative(box[(places[:, 2:] < places[:, :2]).any(1)])
+            rows.append(_rows([i, 0], label, np.ones_like(label), places))
             best = np.argsort(-own, axis=None, kind="stable")[:_MOST]
             place, kind = np.unravel_index(best, own.shape)
             corners, points = self._corners(found[place]), own[place, kind]
@@ -106,13 +116,22 @@ class MeanAveragePrecision(Total):
             rows.append(_rows([i, 1], kind[kept, None], points[kept, None], corners[kept]))
         return np.concatenate(rows)
 
+    def _refuse_negative(self, boxes: np.ndarray) -> None:
+        if len(boxes):
+            raise ArgumentError(
+                f"An object of the labels {self.labels!r} has the box {boxes[0].tolist()}, whose size is negative as "
+                f"{self.form!r}.",
+                hint="Name the form of the boxes: og.metrics.MeanAveragePrecision(form='xywh'), or 'cxcywh'.",
+            )
+
     def _found(self, results: Arrays) -> tuple[np.ndarray, np.ndarray]:
         """Boxes `[N, K, 4]` and scores `[N, K, C]`."""
         boxes, scores = (np.asarray(results[name], np.float64) for name in (self.boxes, self.scores))
         if boxes.ndim == scores.ndim == 3:
             if self.boxes == self.scores:
                 whole = boxes if boxes.shape[2] < boxes.shape[1] else boxes.transpose(0, 2, 1)
-                return whole[..., :4], whole[..., 4:]
+                if whole.shape[2] > 4:
+                    return whole[..., :4], whole[..., 4:]
             boxes = boxes if boxes.shape[2] == 4 else boxes.transpose(0, 2, 1)
             scores = scores if scores.shape[1] == boxes.shape[1] else scores.transpose(0, 2, 1)
             if boxes.shape[2] == 4 and boxes.shape[:2] == scores.shape[:2]:
@@ -120,7 +139,8 @@ class MeanAveragePrecision(Total):
         raise ArgumentError(
             f"The boxes {self.boxes!r} have the shape {np.shape(results[self.boxes])}, and the scores {self.scores!r} have "
             f"{np.shape(results[self.scores])}.",
-            hint="They are [N, K, 4] and [N, K, C], or with the last two axes in the other order.",
+            hint="They are [N, K, 4] and [N, K, C], or one output [N, K, 4 + C] with more boxes K than 4 + C; or with the "
+            "last two axes in the other order.",
         )
 
     def _corners(self, boxes: np.ndarray) -> np.ndarray:
@@ -147,7 +167,7 @@ class MeanAveragePrecision(Total):
             return 0.0 if truth else float("nan")
         coco = imported("pycocotools.coco", _NEED).COCO
         evaluator = imported("pycocotools.cocoeval", _NEED).COCOeval
-        with contextlib.redirect_stdout(io.StringIO()):
+        with _QUIET, contextlib.redirect_stdout(io.StringIO()):
             objects = coco()
             objects.dataset = {
                 "info": {},

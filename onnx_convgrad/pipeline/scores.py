@@ -75,9 +75,15 @@ def scores_of(e: Emitter, of: str | None, label: Label) -> Scores:
         ArgumentError: The output is ambiguous, or there is no such value or class.
         ModelError: The scores have no axes.
     """
+    if isinstance(label, (list, np.ndarray)) or (isinstance(label, tuple) and not label):
+        raise ArgumentError(
+            f"label is {label!r}, not one class or place for all samples.",
+            hint="Give the number of a class; a tuple (class, place, ...) for scores with further axes; or 'input', to give "
+            "the class of each sample to a graph input.",
+        )
     source, axis = _source(e.graph, of)
     if isinstance(label, tuple):
-        label, *places = label or (0,)
+        label, *places = label
         source, axis = _at(e, source, axis, places), None
     values = _matrix(e, source, axis)
     classes = None if values.shape is None else known(values.shape[1])

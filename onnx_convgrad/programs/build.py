@@ -14,7 +14,7 @@ from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.exporters.separate_merged import RestoreMerged
 from onnx_convgrad.frontend.files import AnyModel, cloned, copied
 from onnx_convgrad.frontend.load import load, load_source
-from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of, states_of
+from onnx_convgrad.frontend.metadata import labels_of, outputs_beside, preprocessing_of, states_of
 from onnx_convgrad.frontend.parts import chosen_parts, split_parts
 from onnx_convgrad.frontend.roles import NoteRoles
 from onnx_convgrad.frontend.selection import resolve_wrt
@@ -158,7 +158,7 @@ def build_training(
         model=replace(loaded, source=source, canonical=base),
         target=target_of(settings),
         options=settings,
-        terms=resolve(base.graph, loss, [name for name in chosen or all_outputs if name not in states.values()]),
+        terms=resolve(base.graph, loss, outputs_beside(states, chosen or all_outputs)),
         optimizer=optimizer,
         parameters=parameters,
         outputs=tuple(name for name in all_outputs if name in {*chosen, *states.values()}),

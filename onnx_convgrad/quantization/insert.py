@@ -21,7 +21,7 @@ from onnx_convgrad.base.numbers import flag, whole
 from onnx_convgrad.base.optional import imported
 from onnx_convgrad.data.batches import DataLike
 from onnx_convgrad.errors import ModelError
-from onnx_convgrad.evaluation.calibration import inputs_of
+from onnx_convgrad.evaluation.calibration import inputs_manifest, inputs_of
 from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.frontend.load import load
@@ -97,7 +97,8 @@ def insert_quantizers(
     nodes = {node.name or "" for node in m.graph}
     excluded = as_names(exclude, "exclude")
     check_names(excluded, sorted(nodes), "node in exclude")
-    batches = first_samples(inputs_of(m, data, batch_size, names), whole(samples, "samples"))
+    axes = inputs_manifest(m).batch_axes
+    batches = first_samples(inputs_of(m, data, batch_size, names), whole(samples, "samples"), axes)
     return _quantized(
         m, _Reader(batches), weights, activations, calibration,
         per_channel=flag(per_channel, "per_channel"), exclude=excluded,

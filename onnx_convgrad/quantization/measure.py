@@ -27,8 +27,8 @@ def size_of(batch: Mapping[str, np.ndarray]) -> int:
     return max((len(array) for array in batch.values() if array.ndim), default=1)
 
 
-def first_samples(batches: Iterable[Mapping[str, np.ndarray]], samples: int) -> list[Arrays]:
-    """Batches with at most `samples` samples together.
+def first_samples(batches: Iterable[Mapping[str, np.ndarray]], samples: int, axes: Mapping[str, int]) -> list[Arrays]:
+    """Batches with at most `samples` samples together; `axes` are those of the samples, where they are not the first.
 
     Raises:
         ArgumentError: There is none.
@@ -36,7 +36,7 @@ def first_samples(batches: Iterable[Mapping[str, np.ndarray]], samples: int) -> 
     kept: list[Arrays] = []
     left = samples
     for batch in batches:
-        kept.append({name: array[:left] if array.ndim else array for name, array in batch.items()})
+        kept.append({n: a[(*[slice(None)] * axes.get(n, 0), slice(left))] if a.ndim else a for n, a in batch.items()})
         left -= size_of(batch)
         if left <= 0:
             break

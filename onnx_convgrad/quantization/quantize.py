@@ -14,7 +14,7 @@ from onnx_convgrad.base.numbers import above_zero, check_fields, whole
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.data.batches import DataLike
 from onnx_convgrad.errors import ArgumentError, ModelError
-from onnx_convgrad.evaluation.calibration import inputs_of
+from onnx_convgrad.evaluation.calibration import inputs_manifest, inputs_of
 from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.notes import MANIFEST
@@ -173,7 +173,14 @@ def run(
     real = float_model(model)
     fold_batchnorm(real.graph)
     found = inputs_of(real, data, settings.batch_size, names)
-    batches = first_samples(found, settings.samples)
+    manifest = inputs_manifest(real)
+    for name in manifest.states:
+        if axis := manifest.batch_axes.get(name):
+            raise ArgumentError(
+                f"The state {name!r} has its streams along axis {axis}, and quantize takes those along axis 0.",
+                hint="Use onnx_convgrad.transforms.insert_quantizers(model, data), which takes any.",
+            )
+    batches = first_samples(found, settings.samples, manifest.batch_axes)
     m: ir.Model = insert_quantizers(
         real, iter(batches), weights=settings.weights, activations=settings.activations,
         per_channel=settings.per_channel, calibration=settings.calibration, exclude=settings.exclude,

@@ -101,7 +101,7 @@ class Follower:
                     f"The head {self.label} cannot be given another number of classes: behind it is node "
                     f"{labeled(self._origin(node) or node)}, and {case.message.rstrip('.')}.",
                     hint="Export the model without what follows its last layer, or name another layer with head= (or "
-                    "--head).",
+                    "--head): of a detector, all layers of the scores, head=[...].",
                 ) from None
             self.places |= {
                 value: place for value, place in zip(node.outputs, found, strict=False) if place is not None

@@ -104,10 +104,19 @@ def with_new_head(
     generator = np.random.default_rng(seed)
     for last in heads:
         _renew(model.graph, last, classes, generator)
+    named = model.metadata_props.get(_NAMES, "").startswith("{0:")
     if labels is None and classes != old:
         model.metadata_props.pop(LABELS, None)
+        if named:
+            del model.metadata_props[_NAMES]
+    elif labels is not None and named:
+        model.metadata_props[_NAMES] = str(dict(enumerate(labels)))
     describe(model, labels=labels)
     return model
+
+
+_NAMES = "names"
+"""Metadata of Ultralytics: the names of the classes as a dictionary of Python."""
 
 
 # -- finding -----------------------------------------------------------------------------------------------------------

@@ -37,7 +37,8 @@ def over_time(model: AnyModel, *, axis: int = 1, constant: Sequence[str] | str =
 
     Raises:
         ArgumentError: An input is unknown or a state, or no input has frames.
-        ModelError: The model cannot be read, or an input or output has too few axes, or an unknown number.
+        ModelError: The model cannot be read, an input is an output, too, or one of them has too few axes, or an unknown
+            number.
     """
     changed, axis = cloned(load(model).canonical), whole(axis, "axis", 0)
     graph, states = changed.graph, states_of(changed)
@@ -50,6 +51,11 @@ def over_time(model: AnyModel, *, axis: int = 1, constant: Sequence[str] | str =
     made = [name for name in outputs if name not in states.values()]
     for value in (*(inputs[name] for name in frames), *(outputs[name] for name in made)):
         _check_rank(value, axis)
+    if both := [name for name in inputs if name in outputs]:
+        raise ModelError(
+            f"{both[0]!r} is an input and an output, and over time it would be two values.",
+            hint="Remove the output, or let an Identity compute it under another name.",
+        )
     e = Emitter(graph)
     e.emitted.extend(graph)
     names, length = Namespace.of_values(graph), ir.SymbolicDim(_free_name(graph))

@@ -21,9 +21,10 @@ from onnx_convgrad.base.forms import NATURAL, check_form, parse_json
 from onnx_convgrad.base.optional import imported
 from onnx_convgrad.base.paths import name_of, opened
 from onnx_convgrad.base.warn import warn
+from onnx_convgrad.data.inputs import fits
 from onnx_convgrad.errors import CheckpointError, DivergenceError
 from onnx_convgrad.metrics.progress import PROGRESS, Progress
-from onnx_convgrad.programs.manifest import Port
+from onnx_convgrad.programs.manifest import Manifest, Port
 from onnx_convgrad.programs.optim.schedules import describe_schedule, first_rate
 from onnx_convgrad.training.divergence import check_values
 from onnx_convgrad.training.protocols import TrainerLike
@@ -226,10 +227,8 @@ def restore(trainer: TrainerLike, path: Path) -> tuple[Path, Progress]:
     own = _values(state)
     trainer.engine.restore(own, info["seed"])
     progress = Progress.from_json(info["progress"])
-    for key in state.tensors.keys() - own.keys():
-        if key.startswith(_OF_STREAMS):
-            progress.states[key.removeprefix(_OF_STREAMS)] = state.tensors[key]
-            continue
+    progress.states = _stream_states(state, trainer.manifest)
+    for key in (key for key in state.tensors if key.startswith(_OF_CALLBACKS)):
         callback, _, array = key.removeprefix(_OF_CALLBACKS).partition("/")
         progress.arrays.setdefault(callback, {})[array] = state.tensors[key]
     if first_rate(info["schedule"]) != first_rate(schedule):
@@ -267,7 +266,7 @@ def _check(state: Checkpoint, trainer: TrainerLike, path: Path) -> None:
         reason = f"{changed!r} is {stored[changed]} there and {wanted[changed]} here"
     else:
         try:
-            check_values(state.tensors, trainer.engine, state.info["progress"]["steps"])
+            check_values(_values(state), trainer.engine, state.info["progress"]["steps"])
         except DivergenceError as problem:
             raise CheckpointError(
                 f"{str(path)!r} is of a run that had diverged: {problem.message}", hint=_OLDER
@@ -277,6 +276,23 @@ def _check(state: Checkpoint, trainer: TrainerLike, path: Path) -> None:
         f"{str(path)!r} is of another program: {reason}.",
         hint="Restore it into the program that it was saved with, or start anew.",
     )
+
+
+def _stream_states(state: Checkpoint, manifest: Manifest) -> dict[str, np.ndarray]:
+    """The states of streams that a checkpoint has, as far as the program takes them."""
+    found = {}
+    for port in (port for port in manifest.data if port.name in manifest.states):
+        array = state.tensors.get(f"{_OF_STREAMS}{port.name}")
+        if array is None:
+            continue
+        if str(array.dtype) != port.dtype or not fits(array.shape, array.shape if port.shape is None else port.shape):
+            warn(
+                f"The checkpoint has the state {port.name!r} as {_typed(array.dtype, array.shape)}, and the program takes "
+                f"{_typed(port.dtype, port.shape)}: streams begin with zeros."
+            )
+            return {}
+        found[port.name] = array
+    return found
 
 
 def _values(state: Checkpoint) -> dict[str, np.ndarray]:

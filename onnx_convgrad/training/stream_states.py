@@ -66,6 +66,8 @@ class StreamStates:
         held = self.values.get(port.name)
         if held is None or (rows is not None and (rows < 0).all()):
             return np.zeros(self._sizes(port, batch, count, axis), port.dtype)
+        if not held.ndim:
+            return _shared(port, held, rows)
         before = held.shape[axis]
         fits = before == count or _fixed(port)
         if rows is None or (fits and np.array_equal(rows, np.arange(count))):
@@ -97,7 +99,7 @@ class StreamStates:
         }
         sizes = [
             size if isinstance(size, int) else known.get(size, count if i == axis else None)
-            for i, size in enumerate(port.shape or (None, None))
+            for i, size in enumerate((None, None) if port.shape is None else port.shape)
         ]
         if None in sizes:
             raise ArgumentError(
@@ -106,6 +108,16 @@ class StreamStates:
                 f"samples; or give the first batch an array {port.name!r}.",
             )
         return [size for size in sizes if size is not None]
+
+
+def _shared(port: Port, held: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
+    """A state that is one number, such as a position: all streams have it."""
+    if rows is not None and (rows < 0).any():
+        raise ArgumentError(
+            f"The state {port.name!r} is one number for all streams, of which some begin in this batch and others go on.",
+            hint="Give sequences of one length, so that all begin together, or one stream: batch_size=1.",
+        )
+    return held
 
 
 def _fixed(port: Port) -> bool:

@@ -14,6 +14,7 @@ from onnx_convgrad.base.notebook import Shown
 from onnx_convgrad.data.batches import Loader
 from onnx_convgrad.data.datasets import Arrays, Part
 from onnx_convgrad.data.images import ImageFolder
+from onnx_convgrad.data.inputs import STATE_ROWS
 from onnx_convgrad.data.pictures import layout_of
 from onnx_convgrad.errors import first_few, shown
 from onnx_convgrad.frontend.load import load
@@ -145,7 +146,7 @@ def _data(loader: Loader, trained: Data | None = None) -> Data:
     ranges: dict[str, tuple[str, tuple[int, ...], float, float]] = {}
     for batch in islice(loader.epoch_iterator(0), _BATCHES):
         for name, array in batch.items():
-            if array.size and array.dtype.kind in "iuf":
+            if name != STATE_ROWS and array.size and array.dtype.kind in "iuf":
                 kind, shape, low, high = ranges.get(name, (str(array.dtype), array.shape, math.inf, -math.inf))
                 ranges[name] = kind, shape, min(low, float(array.min())), max(high, float(array.max()))
     warnings = [*_odd_classes(classes, trained), *_odd_values(loader, ranges)]

@@ -24,7 +24,7 @@ from onnx_convgrad.data.shards import is_empty
 from onnx_convgrad.distributed.connect import Distributed, connect
 from onnx_convgrad.distributed.ranks import Ranks
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.frontend.metadata import Preprocessing
+from onnx_convgrad.frontend.metadata import Preprocessing, outputs_beside
 from onnx_convgrad.metrics.batch_weights import samples
 from onnx_convgrad.metrics.named import MetricLike, resolve_metrics
 from onnx_convgrad.metrics.progress import Progress
@@ -272,7 +272,7 @@ class Trainer:
             ArgumentError: The data do not fit the inputs, or an output is unknown.
         """
         known = [v.name or "" for v in self.program.model("inference").graph.outputs]
-        own = [name for name in known if name not in self.manifest.states.values()]
+        own = outputs_beside(self.manifest.states, known)
         names = list(dict.fromkeys(own if outputs is None else as_names(outputs, "outputs")))
         check_names(names, known, "output")
         return predict(self._described(), data, carrying(self.manifest, self.engine.predict, names), batch_size)

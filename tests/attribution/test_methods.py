@@ -130,6 +130,9 @@ def test_places_that_are_not_there() -> None:
         attribution.saliency(file, label=(1, 2, 8))
     with pytest.raises(ArgumentError, match="a place in label must be at least 0"):
         attribution.saliency(file, label=(1, 2, -1))
+    for wrong in ((), [1, 2, 3], np.array([1, 2, 3])):
+        with pytest.raises(ArgumentError, match=r"not one class or place.*tuple \(class, place"):
+            attribution.saliency(file, label=wrong)  # type: ignore[arg-type]
 
 
 def test_every_method_takes_the_same_names() -> None:

@@ -44,6 +44,12 @@ def test_a_trained_file_knows_its_states(files: Path) -> None:
     assert "36" in invoke("evaluate", "run", "data.npz", "--part-length", "1").output
 
 
+def test_gradients_are_checked_on_data_without_states(files: Path) -> None:
+    onnx.save(og.transforms.add_adapters(og.load(CELL, states={"h": "hn"}), rank=1), files / "known.onnx")
+    np.savez(files / "frames.npz", x=X[:, 0])
+    assert "gradients agree" in invoke("check", "known.onnx", "--data", "frames.npz").output
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -52,7 +52,7 @@ def test_the_order_of_sequences_is_drawn_and_that_of_parts_is_not() -> None:
 
 def test_a_shorter_last_part_is_padded_as_the_loss_allows() -> None:
     m = manifest()
-    with pytest.raises(ArgumentError, match="would count their padding"):
+    with pytest.raises(ArgumentError, match=r"would count their padding.*cut=True"):
         batches(Sequences({"x": WIDE, "target": ONES}, 4), m)
     with pytest.raises(ArgumentError, match="would count their padding"):  # no part is full
         batches(Sequences({"x": WIDE[:1], "target": ONES[:1]}, 5), m)
@@ -72,7 +72,7 @@ def test_a_shorter_last_part_may_be_left_out() -> None:
     assert len(data) == 6
     data = Sequences({"x": [WIDE[0], WIDE[2]], "target": [ONES[0], ONES[2]]}, 4, cut=True)
     assert [b["x"][:, 0, 0].tolist() for b in batches(data, manifest())] == [[100, 300]]
-    with pytest.raises(ArgumentError, match="A sequence has no part"):
+    with pytest.raises(ArgumentError, match=r"sequence 1, .*no part of 4 entries"):
         Sequences({"x": WIDE}, 4, cut=True)
 
 
@@ -109,6 +109,14 @@ def test_time_is_where_the_program_has_it() -> None:
     assert first["x"].shape == (2, 2, 3) and first["x"][:, 0, 0].tolist() == [100, 101]
 
 
+def test_outputs_with_the_past_are_joined_without_it() -> None:
+    data = Sequences({"x": LONG}, 2, past=1)
+    parts = data.take(slice(None))["x"]
+    assert parts.shape == (7, 3)
+    for found, wanted in zip(data.joined(parts), LONG, strict=True):
+        assert_array_equal(found, wanted)
+
+
 def test_sequences_come_from_files(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.stack([WIDE[2], WIDE[2]]))
     data = Sequences({"x": tmp_path / "x.npy", "target": [ONES[2]] * 2}, 3)
@@ -134,6 +142,15 @@ def test_a_model_without_states_gets_parts_alone() -> None:
         (lambda: Sequences({"x": LONG, "y": LONG}, {"x": 2, "y": 1}), "sequence 0 has 2 parts of 2.*4 of 1 in 'y'"),
         (lambda: Sequences({"x": LONG}, 2).split(0.5), "validation a set of its own"),
         (lambda: Sequences({"x": LONG}, 2).joined(np.zeros((3, 2))), "7 parts"),
+        (lambda: Sequences({"x": LONG}, 2).joined(np.zeros((7, 2)), 0), "axis must be at least 1"),
+        (lambda: Sequences({"x": LONG}, 2).joined(np.zeros((7, 2)), "1"), "axis must be a whole number"),  # type: ignore[arg-type]
+        (lambda: Sequences({"x": [LONG[0], LONG[0][:0]]}, 2), "sequence 1, .*no part of 2 entries.*without entries"),
+        (lambda: Sequences({"x": LONG}, 2, cut=True), "sequence 3, .*no part of 2 entries.*cut=True"),
+        (lambda: Sequences({"x": []}, 2), "sequences are"),
+        (
+            lambda: Loader(Sequences({"x": WIDE, "target": ONES}, 1), manifest(), batch_size=5, drop_last=True),
+            "4 sequences make no batch of 5.*at most 4",
+        ),
         (
             lambda: PoissonLoader.of(Loader(Sequences({"x": WIDE, "target": ONES}, 1), manifest()), 1),
             "Private training",

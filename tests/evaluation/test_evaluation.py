@@ -273,3 +273,33 @@ def test_a_confusion_matrix_of_too_many_classes_is_refused(monkeypatch: pytest.M
     monkeypatch.setattr(scores, "machine_bytes", lambda: 3000.0)
     with pytest.raises(og.errors.LimitError, match=r"The confusion matrix of 10 classes takes"):
         scores.class_counts(rows)
+
+
+LENGTHS = (5, 7, 3)
+SEQUENCES = [RNG.standard_normal((n, 6)).astype("f") for n in LENGTHS]
+
+
+@pytest.mark.parametrize(("axis", "cut"), [(1, None), (1, 2), (2, 2)])
+@pytest.mark.parametrize("kind", ["numbers", "labels", "classes"])
+def test_the_padding_of_sequences_does_not_count(kind: str, axis: int, cut: int | None) -> None:
+    tail = " y = Sigmoid (z)" if kind == "labels" else " y = Identity (z)"
+    product, sizes = ("MatMul (x, w)", ("T,6", "T,3")) if axis == 1 else ("MatMul (w, x)", ("6,T", "3,T"))
+    model = graph_of(
+        f"(float[N,{sizes[0]}] x) => (float[N,{sizes[1]}] y) {{ z = {product}{tail} }}",
+        w=W if axis == 1 else W.T.copy(),
+    )
+    found = np.concatenate(SEQUENCES) @ W
+    shape = {"numbers": (3,), "labels": (3,), "classes": ()}[kind]
+    target: Any = [RNG.integers(2, size=(n, *shape)) for n in LENGTHS]
+    if kind == "numbers":
+        target = [RNG.standard_normal((n, *shape)).astype("f") for n in LENGTHS]
+    data: Any = {"x": SEQUENCES, "target": target}
+    data = data if cut is None else og.data.Sequences(data, cut, axis=axis)
+    options = {"task": "classes"} if axis == 2 and kind == "classes" else {}
+    got = og.evaluate(model, data, batch_size=2, **options).metrics
+    wanted = np.concatenate(target)
+    if kind == "numbers":
+        assert got["mse"] == pytest.approx(((found - wanted) ** 2).mean(), rel=1e-5)
+    else:
+        right = (found > 0) == wanted if kind == "labels" else found.argmax(1) == wanted
+        assert got["accuracy"] == pytest.approx(right.mean())

@@ -156,3 +156,11 @@ def test_drawn_batches_need_known_sizes() -> None:
     assert export_check.drawn(build(pooled("N,3,H,8")).manifest) is None
     drawn = export_check.drawn(build(pooled("4,3,8,8")).manifest)
     assert drawn is not None and drawn["x"].shape == (4, 3, 8, 8) and drawn["x"].dtype == np.float32
+
+
+def test_sizes_of_the_data_are_not_classes() -> None:
+    frames = graph_of("(float[N,T,3] x) => (float[N,T,1] y) { y = MatMul (x, w) }", w=np.ones((3, 1), "f"))
+    x = np.ones((2, 5, 3), "f")
+    found = og.predict(frames, {"x": x})
+    assert found.task == "numbers" and found.values.shape == (2, 5, 1)
+    assert og.predict(frames, {"x": x}, task="labels").values.shape == (2, 5)

@@ -119,3 +119,20 @@ def test_sparse_weights_become_dense(tmp_path: Path, *, linear: bool, as_node: b
         assert got["w_grad"].shape == (3, 3, 3, 3)
         np.testing.assert_allclose(np.vdot(got["x_grad"], x), np.vdot(got["y"], g), rtol=1e-5)
     assert model.SerializeToString() == before
+
+
+def test_a_file_whose_nodes_are_not_in_order_is_trained_and_exported(tmp_path: Path) -> None:
+    model = graph_of(
+        "(float[N,3] x) => (float[N,1] y) { s = ReduceSum (x, a) z = MatMul (x, w) y = Add (z, s) "
+        "a = Constant <value_ints = [1]> () }",
+        w=np.float32([[1], [2], [3]]),
+    )
+    x = np.ones((2, 3), "f")
+    trainer = og.Trainer(og.build_training(model, loss="mse", optimizer="sgd"))
+    trainer.export(tmp_path / "model.onnx")
+    for found in (
+        trainer.predict({"x": x}),
+        og.predict(model, x).outputs,
+        og.predict(tmp_path / "model.onnx", x).outputs,
+    ):
+        assert found["y"].tolist() == [[9], [9]]

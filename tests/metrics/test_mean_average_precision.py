@@ -12,6 +12,7 @@ import pytest
 
 import onnx_convgrad as og
 from onnx_convgrad.metrics.detection import _kept
+from tests.support.thread_ranks import on_ranks
 
 OBJECTS = np.array(
     [[[0, 0, 0, 10, 10], [-1] * 5], [[0, 0, 0, 10, 10], [1, 20, 20, 30, 40]], [[1, 5, 5, 15, 15], [-1] * 5]], np.float32
@@ -31,7 +32,7 @@ EXPECTED = (0.5 * 1 + 0.5 * 51 / 101 + 1) / 2
 """Class 0: both objects at overlaps to 0.70, then 51 of 101 recalls; class 1: both objects."""
 
 
-def detector(boxes: str, scores: str, *, columns: int = 5, outputs: str = "") -> Any:
+def detector(boxes: str, scores: str, *, columns: int = 5, outputs: str = "", rows: Any = 2) -> Any:
     """A program whose model returns its inputs, with a weight that no loss moves."""
     shapes = f"float[N,{boxes}] b, float[N,{scores}] s"
     model = onnx.parser.parse_model(
@@ -43,7 +44,7 @@ def detector(boxes: str, scores: str, *, columns: int = 5, outputs: str = "") ->
     def loss(e: Any, boxes: Any, objects: Any) -> Any:
         return e.mul(e.reduce_sum(boxes, [1, 2]), 0)
 
-    custom = {"boxes": og.losses.Custom(loss, shape=["N", 2, columns])}
+    custom = {"boxes": og.losses.Custom(loss, shape=["N", rows, columns])}
     return og.Trainer(og.build_training(model, loss=custom, optimizer="sgd", wrt=["w"]))
 
 
@@ -122,6 +123,33 @@ class TestWithPycocotools:
             detector("2,4", "2,2", columns=6).evaluate(data(objects=np.ones((3, 2, 6), np.float32)), "map")
         with pytest.raises(og.errors.ArgumentError, match=r"boxes 'boxes' have the shape \(3, 2, 3\)"):
             detector("2,3", "2,2").evaluate(data(boxes=FOUND[..., :3]), "map")
+        few = og.metrics.MeanAveragePrecision(boxes="both", scores="both")
+        with pytest.raises(og.errors.ArgumentError, match=r"shape \(3, 2, 6\).*more boxes K than 4 \+ C"):
+            detector("2,4", "2,2", outputs="2,6").evaluate(data(), few)
+        turned = np.concatenate([OBJECTS[..., :1], OBJECTS[..., [3, 4, 1, 2]]], -1)
+        with pytest.raises(og.errors.ArgumentError, match=r"box \[10\.0, 10\.0, 0\.0, 0\.0\].*'xyxy'.*form="):
+            detector("2,4", "2,2").evaluate(data(objects=turned), "map")
+
+    def test_threads_leave_standard_output_as_it_was(self) -> None:
+        program, before = detector("2,4", "2,2").program, sys.stdout
+
+        def train(communicator: Any) -> float:
+            trainer = og.Trainer(program, distributed=communicator)
+            history = trainer.fit(data(), epochs=20, batch_size=2, metrics="map", validation=data(), progress="none")
+            return history[-1]["val_map"]
+
+        assert on_ranks(2, train) == pytest.approx([EXPECTED] * 2)
+        assert sys.stdout is before
+
+    def test_objects_are_lists_of_any_length(self) -> None:
+        objects = [rows[rows[:, 0] >= 0] for rows in OBJECTS] + [np.zeros((0, 5), np.float32)]
+        boxes, scores = (np.concatenate([a, a[:1]]) for a in (FOUND, SCORES - 20))
+        scores[:3] += 20
+        lists = og.data.Arrays(data(boxes, scores, objects), padding={"target": -1})  # type: ignore[arg-type]
+        trainer = detector("2,4", "2,2", rows="M")
+        wanted = trainer.evaluate(data(boxes, scores, og.data.pad_sequences(objects, -1)), "map")["map"]
+        assert [trainer.evaluate(lists, "map", batch_size=n)["map"] for n in (1, 3)] == pytest.approx([wanted] * 2)
+        assert wanted == pytest.approx(EXPECTED)
 
 
 def test_suppression_is_by_class() -> None:
@@ -145,3 +173,6 @@ def test_names_and_forms_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
         detector("2,4", "2,2").evaluate(data(), "map5")
     with pytest.raises(og.errors.ArgumentError, match="xyxy"):
         og.metrics.MeanAveragePrecision(form="corners")
+    for options, message in (({"iou": 50}, "iou"), ({"iou": "0.5"}, "iou"), ({"suppress": -1}, "suppress")):
+        with pytest.raises(og.errors.ArgumentError, match=message):
+            og.metrics.MeanAveragePrecision(**options)

@@ -270,6 +270,10 @@ FUNCTIONS: dict[str, tuple[Any, str]] = {
     "a list": (lambda e, y, t: [y, t], r"not a value of the graph\. .*the pair \(total, count\)"),  # noqa: ARG005
     "three values": (lambda e, y, t: (y, t, y), r"not a value of the graph"),  # noqa: ARG005
     "one argument": (lambda e: e, r"takes an Emitter, the output and perhaps the labels, not \(e\)"),
+    "labels by name alone": (
+        lambda e, *y, target: e.sub(y[0], target),
+        r"takes 'target' by name alone.*before the star",
+    ),
     "losses of other targets": (
         lambda e, y, t: e.add(og.losses.CrossEntropy()(e, y, t), og.losses.MSE()(e, y, t)),
         r"The loss MSE takes labels of the type FLOAT .*gives it INT64",

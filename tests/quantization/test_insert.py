@@ -9,9 +9,11 @@ import onnx
 import pytest
 
 import onnx_convgrad as og
+from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.runtime import run
 from tests.support.one_input import graph_of
 from tests.support.quantized import X, depthwise, fused_operators
+from tests.support.streams import LSTM, STATES
 
 
 def test_a_quantized_network_computes_about_the_same() -> None:
@@ -91,3 +93,23 @@ def test_wrong_options_are_refused(options: dict[str, object], reason: str) -> N
 def test_empty_data_are_refused() -> None:
     with pytest.raises(og.errors.ArgumentError):
         og.transforms.insert_quantizers(depthwise(), {"x": X[:0]})
+
+
+def test_states_are_carried_while_a_model_is_calibrated() -> None:
+    rng = np.random.default_rng(0)
+    cell = graph_of(
+        "(float[N,3] x, float[N,4] h) => (float[N,1] y, float[N,4] hn) "
+        "{ a = MatMul (x, w) b = MatMul (h, u) hn = Add (a, b) y = MatMul (hn, v) }",
+        w=np.abs(rng.standard_normal((3, 4))).astype("f"),
+        u=np.eye(4, dtype="f"),
+        v=np.ones((4, 1), "f"),
+    )
+    data = og.data.Sequences({"x": [np.ones((n, 3), "f") for n in (9, 7)]}, 1)
+    model = og.load(cell, states={"h": "hn"})
+    quantized = og.transforms.insert_quantizers(model, data, batch_size=2)
+    found, wanted = (og.predict(m, data, batch_size=2).outputs["y"] for m in (quantized, model))
+    assert og.load(quantized).states == {"h": "hn"}
+    np.testing.assert_allclose(found, wanted, atol=0.02 * wanted.max())  # states grow ninefold: zeros would clip them
+    assert og.transforms.quantize(model, data, batch_size=2, method="nearest").graph.node
+    with pytest.raises(ArgumentError, match="'h' has its streams along axis 1"):
+        og.transforms.quantize(og.load(LSTM, states=STATES), {"x": np.ones((4, 6, 3), "f")})

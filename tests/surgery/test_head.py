@@ -187,6 +187,20 @@ def test_labels_are_replaced_or_removed(tmp_path: Path) -> None:
         og.transforms.replace_head(named, 3, labels=["cat"])
 
 
+def test_the_names_of_ultralytics_are_replaced_or_removed() -> None:
+    before = onnx.ModelProto.FromString(STYLES["gemm"][0].SerializeToString())
+    before.metadata_props.add(key="names", value="{0: 'a', 1: 'b', 2: 'c', 3: 'd'}")
+
+    def names(*arguments: Any, **options: Any) -> str | None:
+        found = og.transforms.replace_head(before, *arguments, **options)
+        return {p.key: p.value for p in found.metadata_props}.get("names")
+
+    assert names(2, labels=["cat", "dog"]) == "{0: 'cat', 1: 'dog'}"
+    assert names(2) is None and names(4) == before.metadata_props[0].value
+    before.metadata_props[0].value = "of another tool"
+    assert names(2) == "of another tool"
+
+
 TWO = "(float[N,6] x) => (float[N,4] y, float[N,3] aux) { y = Gemm(x, w, b) aux = MatMul(x, v) }"
 
 

@@ -106,3 +106,10 @@ def test_a_sigmoid_in_the_scan_still_gives_probabilities() -> None:
 def test_what_does_not_fit_is_refused(options: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         og.transforms.over_time(og.load(CELL, states=STATES), **options)
+
+
+def test_an_input_that_is_an_output_is_refused() -> None:
+    cell = graph_of("(float[N,3] x, float[N,3] h) => (float[N,3] y) { y = Add (x, h) }")
+    cell.graph.output.append(cell.graph.input[0])
+    with pytest.raises(ModelError, match=r"'x' is an input and an output.*Identity"):
+        og.transforms.over_time(og.load(cell, states={"h": "x"}))

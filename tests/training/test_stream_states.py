@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
@@ -28,7 +30,8 @@ WANTED = [0.1 * np.cumsum(x[:, :1], 0) for x in LONG]
 
 
 def program(model: Any = LSTM, states: Any = STATES, **options: Any) -> og.TrainingProgram:
-    return og.build_training(og.load(model, states=states), loss="mse", **{"optimizer": og.optim.Adam(0.02), **options})
+    defaults = {"loss": "mse", "optimizer": og.optim.Adam(0.02)}
+    return og.build_training(og.load(model, states=states), **{**defaults, **options})
 
 
 def torch_losses() -> list[float]:
@@ -273,6 +276,11 @@ def test_what_cannot_be_carried_is_refused() -> None:
         trainer.step({**PARTS[0], "state_rows": [0.5] * 4})
 
 
+def test_a_missing_input_leads_to_states() -> None:
+    with pytest.raises(ArgumentError, match=r"no array for 'h', 'c'.*If 'h' is constant, or takes an output.*--states"):
+        og.Trainer(program(states=None, loss={"y": "mse"})).step(PARTS[0])
+
+
 def test_a_batch_may_have_any_size_where_all_streams_begin() -> None:
     trainer = og.Trainer(program())
     trainer.step(PARTS[0])
@@ -306,5 +314,83 @@ def test_states_that_do_not_fit_are_refused(states: Any, message: str) -> None:
 def test_states_of_a_file_can_be_removed() -> None:
     loaded = og.load(LSTM, states=STATES)
     assert loaded.states == STATES and og.load(loaded.source, states={}).states == {}
+    with pytest.raises(ArgumentError, match="'h' is in states and in input_values"):
+        og.load(LSTM, states=STATES, input_values={"h": 0.0})
     with pytest.raises(ArgumentError, match="loaded already, and states"):
         og.load(loaded, states={})
+
+
+@pytest.mark.parametrize("states", [{"h": "y"}, {"h": "hn", "c": "hn"}])
+def test_states_in_a_file_that_do_not_fit_are_refused(tmp_path: Path, states: dict[str, str]) -> None:
+    damaged = onnx.ModelProto.FromString(LSTM.SerializeToString())
+    damaged.metadata_props.add(key="onnx_convgrad.states", value=json.dumps(states))
+    onnx.save(damaged, tmp_path / "damaged.onnx")
+    path = tmp_path / "damaged.onnx"
+    for use in (og.transforms.over_time, lambda m: og.predict(m, {"x": X[0]}), lambda m: program(m, None)):
+        with pytest.raises(ModelError, match=r"'onnx_convgrad\.states' cannot be used.*Correct or delete it"):
+            use(path)
+
+
+def test_a_cell_whose_only_output_is_its_state_is_trained_and_predicts() -> None:
+    cell = graph_of(
+        "(float[N,3] x, float[N,3] h) => (float[N,3] y) { a = Add (x, h) b = MatMul (a, w) y = Tanh (b) }",
+        w=0.5 * np.eye(3, dtype="f"),
+    )
+    trainer = og.Trainer(program(cell, {"h": "y"}, optimizer=og.optim.SGD(1e-30)))
+    parts = Sequences({"x": LONG, "target": LONG}, 1)
+    assert list(trainer.fit(parts, batch_size=5, progress="none")[0])[:3] == ["epoch", "step", "loss"]
+    wanted = np.zeros(3, "f")
+    for entry in LONG[0]:
+        wanted = np.tanh(0.5 * (wanted + entry))
+    found = og.predict(og.load(cell, states={"h": "y"}), Sequences({"x": LONG[:1]}, 1)).outputs
+    for outputs in (trainer.predict(Sequences({"x": LONG[:1]}, 1)), found):
+        assert_allclose(outputs["y"][-1], wanted, rtol=1e-5)
+
+
+def test_a_summary_lists_the_inputs_alone() -> None:
+    data = Sequences({"x": LONG, "target": WANTED}, LENGTH)
+    text = str(og.Trainer(program()).summary(data, batch_size=2))
+    assert "x: float32" in text and "state_rows" not in text
+
+
+def test_states_of_a_checkpoint_that_do_not_fit_are_left_out(tmp_path: Path) -> None:
+    trainer = og.Trainer(program())
+    trainer.step(PARTS[0])
+    right = dict(trainer.progress.states)
+    for name, wrong in (("h", np.zeros(3, "f")), ("c", right["c"].astype(np.int64)), ("h", np.zeros((1, 2, 9), "f"))):
+        trainer.progress.states.update({**right, name: wrong})
+        trainer.save(tmp_path / "state.safetensors")
+        again = og.Trainer(trainer.program)
+        with pytest.warns(UserWarning, match=f"has the state '{name}' as .*streams begin with zeros"):
+            again.restore(tmp_path / "state.safetensors")
+        assert again.progress.states == {}
+    trainer.progress.states.update({**right, "h": np.full_like(right["h"], np.nan)})
+    trainer.save(tmp_path / "state.safetensors")
+    again.restore(tmp_path / "state.safetensors")
+    assert np.isnan(again.progress.states["h"]).all()
+
+
+def test_a_state_of_one_number_is_that_of_all_streams() -> None:
+    counted = graph_of(
+        "(float[N,3] x, float k) => (float[N,3] y, float kn) { kn = Add (k, one) z = MatMul (x, w) y = Add (z, k) }",
+        w=np.eye(3, dtype="f"),
+        one=np.float32(1),
+    )
+    trainer = og.Trainer(program(counted, {"k": "kn"}, optimizer=og.optim.SGD(1e-30), loss={"y": "mse"}, wrt="w"))
+    batch = {"x": X[0][:, 0], "target": X[0][:, 0]}
+    assert [float(trainer.step(batch)["kn"]) for _ in range(3)] == [1, 2, 3]
+    assert trainer.step({**batch, "state_rows": np.full(STREAMS, -1)})["kn"] == 1
+    alike = Sequences({"x": LONG[:1] * 3}, 1)
+    found = alike.joined(trainer.predict(alike, batch_size=2)["y"])
+    assert_allclose(found[2] - LONG[0], np.tile(np.arange(len(LONG[0]), dtype="f")[:, None], (1, 3)), atol=1e-5)
+    with pytest.raises(ArgumentError, match=r"'k' is one number for all streams.*batch_size=1"):
+        trainer.predict(Sequences({"x": LONG}, 1), batch_size=2)
+
+
+def test_text_is_not_a_state() -> None:
+    texts = graph_of(
+        "(float[N,3] x, string[N] h) => (float[N,3] y, string[N] hn) { y = MatMul (x, w) hn = Identity (h) }",
+        w=np.eye(3, dtype="f"),
+    )
+    with pytest.raises(ArgumentError, match="'h' is not a tensor of numbers"):
+        og.load(texts, states={"h": "hn"})

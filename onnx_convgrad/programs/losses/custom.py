@@ -103,7 +103,14 @@ class Custom(Loss):
         object.__setattr__(self, "reads", as_names(self.reads, "reads"))
         if is_onnxscript(self.function):
             object.__setattr__(self, "function", ScriptLoss(self.function))
-        elif not any(p.kind == p.VAR_POSITIONAL for p in self._parameters()):
+            return
+        for p in self._parameters():
+            if p.kind == p.KEYWORD_ONLY and p.default is p.empty:
+                raise ArgumentError(
+                    f"The loss function takes {p.name!r} by name alone, and values are given in order.",
+                    hint="Put it before the star, or give it a default.",
+                )
+        if not any(p.kind == p.VAR_POSITIONAL for p in self._parameters()):
             required, values = self._required(), max(1, len(self.reads))
             if len(required) <= values:
                 taken = "the output" if values == 1 else f"the {values} values that it reads"
