@@ -69,7 +69,12 @@ class Dataset(ABC):
         return self
 
     def masking(self, name: str, array: str) -> Dataset | None:  # noqa: ARG002 - most sets have no sequences
-        """The set with an array `name`, the mask of sequences; `None` if `array` is not one of sequences."""
+        """The set with a further array, the mask of sequences; `None` if there are none of this name.
+
+        Args:
+            name: Name of the mask.
+            array: Name of the sequences.
+        """
         return None
 
     @property

@@ -66,8 +66,8 @@ def test_an_attribute_that_a_module_lacks(wrong: str, right: str) -> None:
             "Use optimizer=og.optim.SGD(og.schedules.Cosine(0.1, steps=1000)).",
         ),
         (og.attacks.pgd, {"eps": 0.1}, "unexpected keyword argument 'eps'. Use epsilon=0.03."),
-        (og.load, {"shapes": {}}, "Did you mean 'input_shapes'?"),
-        (og.load, {"seed": 0}, "It takes model, input_shapes, input_values, limits, base_dir."),
+        (og.load, {"shapes": {}}, "Did you mean 'states', 'input_shapes'?"),
+        (og.load, {"seed": 0}, "It takes model, input_shapes, input_values, states, limits, base_dir."),
     ],
 )
 def test_a_keyword_that_a_function_lacks(function: Any, wrong: dict[str, Any], right: str) -> None:
