@@ -6,19 +6,16 @@ python examples/fine_tune_yolo.py      (needs a file of YOLOv8: pip install --no
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.util import find_spec
-from pathlib import Path
+from importlib.metadata import distribution
 from typing import Any
 
 import numpy as np
+import pycocotools  # noqa: F401 - the metric needs it when all is trained
 from shapes import KINDS, SIZE, Boxes, of_boxes, pictures
 
 import onnx_convgrad as og
 
-for name in ("pycocotools", "nudenet"):
-    if (package := find_spec(name)) is None:
-        raise ModuleNotFoundError(f"No module named {name!r}")
-FILE = Path(package.origin or "").parent / "320n.onnx"
+FILE = str(distribution("nudenet").locate_file("nudenet/320n.onnx"))
 HEADS = [f"/model.22/cv3.{scale}/cv3.{scale}.2/Conv" for scale in range(3)]  # the scores of the classes at each scale
 SIDES, LOGITS = "/model.22/Split_1_output_0", "/model.22/Split_1_output_1"  # before they are decoded
 FAR = "/model.22/dfl/Reshape_1_output_0"  # distances to the sides of the box, in cells

@@ -149,6 +149,7 @@ def test_metadata(metadata: Message) -> None:
     assert extras == {
         "cpu",
         "cuda",
+        "detection",
         "docs",
         "examples",
         "flower",

@@ -21,7 +21,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.drafts import draft_folder, recover_folder, replace_folder
 from onnx_convgrad.base.paths import check_regular, opened, read_text
 from onnx_convgrad.errors import ArgumentError, ModelError
-from onnx_convgrad.frontend.files import cloned, read
+from onnx_convgrad.frontend.files import read
 from onnx_convgrad.ir.notes import MANIFEST, PROGRAM
 from onnx_convgrad.ir.serialize import check_present, fits, held
 from onnx_convgrad.programs.graph_names import ROLES, GraphName
@@ -183,13 +183,6 @@ class Parts:
         """
         path = self.folder / f"{part}.onnx"
         model = read(path)
-        try:
-            model = cloned(model)  # what cannot be copied is refused here, since the trainer copies it
-        except ModelError as problem:
-            raise ModelError(
-                f"{str(path)!r} is damaged: its nodes are not in order.",
-                hint="Save the program again with TrainingProgram.save.",
-            ) from problem
         files = {path: model}
         if (first := self.folder / f"{_INITIAL}.onnx").exists():
             files[first] = read(first)
