@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import pycocotools  # noqa: F401 - the metric needs it when all is trained
 from networks import Network
 from shapes import KINDS, SIZE, Boxes, of_boxes, pictures
 

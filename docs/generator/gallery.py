@@ -164,6 +164,10 @@ def _code(text: str) -> str:
     return "\n".join(filter(None, lines))
 
 
+_MISSING = re.compile(r"ModuleNotFoundError|PackageNotFoundError|, which is not installed\.")
+"""Errors of an example that lacks a package."""
+
+
 def _run(path: Path, folder: Path) -> Example:
     """Run an example, or take the result of an earlier run from `folder`.
 
@@ -185,7 +189,7 @@ def _run(path: Path, folder: Path) -> Example:
                 env=environment,
                 timeout=_LIMIT,
             )
-            if "ModuleNotFoundError" in done.stderr:
+            if _MISSING.search(done.stderr):
                 print(f"{path.name} is shown without a result: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
                 return Example(path, None, tuple(IMAGES.glob(f"{path.stem}.png")))
             if done.returncode:
