@@ -55,6 +55,7 @@ _OPERATORS = {
     ),
     _COMPILED: "EPContext Snpe",
 }
+"""Remedy -> operators. Some are converted (`frontend.opset.contrib`): it is for their forms that cannot be."""
 _REMEDIES = {operator: text for text, operators in _OPERATORS.items() for operator in operators.split()}
 
 _OPTIONS = {

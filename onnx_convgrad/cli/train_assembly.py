@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.base.names import check_names, matches
+from onnx_convgrad.base.names import check_names
 from onnx_convgrad.cli.command import parsed
 from onnx_convgrad.cli.shared_options import named_inputs
 from onnx_convgrad.cli.train_config import Config
@@ -18,6 +18,7 @@ from onnx_convgrad.data.class_weights import class_weights
 from onnx_convgrad.data.datasets import Dataset
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.evaluation.calibration import unfold_batchnorm
+from onnx_convgrad.frontend.bound_inputs import known_values
 from onnx_convgrad.frontend.load import load
 from onnx_convgrad.frontend.quantizers import is_quantizer
 from onnx_convgrad.metrics.batch_weights import CLASS_LOSSES
@@ -46,10 +47,8 @@ def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, upda
     changed = _model(config, replace_batchnorm(model) if config.replace_batchnorm else model, data)
     loading = loading_of(config)
     if loading.input_values and config.qat:  # quantizers may have been inserted with them
-        inputs = {value.name or "" for value in changed.graph.inputs}
-        loading = replace(
-            loading, input_values={k: v for k, v in loading.input_values.items() if any(matches(k, n) for n in inputs)}
-        )
+        inputs = [value.name or "" for value in changed.graph.inputs]
+        loading = replace(loading, input_values=known_values(loading.input_values, inputs))
     if config.class_weight is not None:
         config = _weighted(config, changed, data)
     first = next(iter(config.providers), "cpu").lower()

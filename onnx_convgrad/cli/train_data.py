@@ -9,7 +9,6 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.base.names import matches
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.cli.shared_options import in_parts, named_inputs
 from onnx_convgrad.cli.train_config import Config, share_of
@@ -22,6 +21,7 @@ from onnx_convgrad.data.pictures import layout_of
 from onnx_convgrad.data.teacher import Teacher
 from onnx_convgrad.data.texts import TextImages, is_table
 from onnx_convgrad.errors import ArgumentError, ConvGradError
+from onnx_convgrad.frontend.bound_inputs import known_values
 from onnx_convgrad.frontend.files import read
 from onnx_convgrad.frontend.load import load
 from onnx_convgrad.pipeline import option_text as text
@@ -48,8 +48,8 @@ def taught(config: Config, train: Dataset, held: Dataset | None) -> tuple[Datase
         return train, held
     settings: dict[str, Any] = {"providers": list(config.providers) or None, "names": named_inputs(config.map)}
     settings["options"] = {"threads": config.threads} if config.threads else None
-    inputs = {value.name or "" for value in read(config.teacher).graph.inputs} if config.input_value else ()
-    values = {k: v for k, v in text.input_values(config.input_value).items() if any(matches(k, n) for n in inputs)}
+    inputs = [value.name or "" for value in read(config.teacher).graph.inputs] if config.input_value else []
+    values = known_values(text.input_values(config.input_value), inputs)
     teacher = Teacher(load(config.teacher, input_values=values) if values else config.teacher, **settings)
     return teacher.teaching(train), None if held is None else teacher.teaching(held)
 

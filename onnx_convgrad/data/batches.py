@@ -232,7 +232,7 @@ class Loader:
 
     def _rows(self, epoch: int, start: int) -> Iterator[Rows]:
         if isinstance(self.dataset, Sequences):
-            yield from (rows for rows, _ in self._placed(epoch, start))
+            yield from (rows for rows, _ in islice(self._streams(self.dataset, epoch), start, None))
             return
         samples, size = len(self.dataset), self.batch_size
         order = permutation(samples, self.seed, epoch) if self.shuffle else None

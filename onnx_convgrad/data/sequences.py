@@ -45,7 +45,7 @@ class Sequences(Arrays):
         masks: Input -> array whose mask it takes: 1 for entries of the sequence, and 0 for padding.
 
     Raises:
-        ArgumentError: Arrays have other numbers of sequences or parts than the first, or there are no parts.
+        ArgumentError: The arrays differ in the number of their sequences or parts, or a sequence has no part.
     """
 
     @typed_errors
@@ -206,7 +206,7 @@ class Sequences(Arrays):
             numbers[name] = own
         least: np.ndarray = np.minimum.reduce(list(numbers.values()))
         if not least.size:
-            raise ArgumentError("There are no sequences.", hint="Give at least one.")
+            raise ArgumentError("The arrays hold no sequence.", hint="Give at least one.")
         if not least.all():
             raise ArgumentError(
                 f"The sequence {int(least.argmin())}, counted from 0, has no part of {self.length[first]} entries.",

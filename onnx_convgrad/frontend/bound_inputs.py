@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.base.limits import check_limit
-from onnx_convgrad.base.names import INSPECT, select
+from onnx_convgrad.base.names import INSPECT, matches, select
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.namespace import Namespace
@@ -61,6 +61,12 @@ def by_input(values: InputValues, inputs: Iterable[str]) -> dict[str, Any]:
     chosen = ((pattern, select([pattern], names, what="input in input_values:", see=INSPECT))
               for pattern in sorted(values, key=names.__contains__))  # fmt: skip
     return {name: values[pattern] for pattern, found in chosen for name in found}
+
+
+def known_values(values: InputValues, inputs: Iterable[str]) -> dict[str, Any]:
+    """Those of the values whose name or glob matches an input, as they are."""
+    names = list(inputs)
+    return {pattern: given for pattern, given in values.items() if any(matches(pattern, name) for name in names)}
 
 
 def as_json(given: Any) -> Any:

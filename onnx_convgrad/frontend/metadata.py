@@ -204,11 +204,7 @@ def _unusable(key: str, problem: object) -> ModelError:
     return ModelError(f"The model's metadata {key!r} cannot be used: {problem}.", hint="Correct or delete it.")
 
 
-def describe(
-    model: ir.Model,
-    labels: Sequence[str] | None = None,
-    preprocessing: Preprocessing | None = None,
-) -> None:
+def describe(model: ir.Model, labels: Sequence[str] | None = None, preprocessing: Preprocessing | None = None) -> None:
     """Write labels and preprocessing into the metadata of a model, in place; `None` leaves what is there."""
     if labels is not None:
         model.metadata_props[LABELS] = json.dumps(list(labels))

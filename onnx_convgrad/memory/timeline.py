@@ -43,14 +43,12 @@ class Timeline:
         held: Bytes of results alive while each of them runs, without graph inputs and stored weights.
         resident: Bytes that ONNX Runtime's allocator occupies after two runs, with its fragmentation.
         fixed: Bytes of the graph inputs and stored weights.
-        largest: The results that are alive where most bytes are, by bytes, the largest first.
     """
 
     nodes: tuple[ir.Node, ...]
     held: tuple[int, ...]
     resident: int
     fixed: int
-    largest: tuple[tuple[ir.Value, int], ...] = ()
 
     @property
     def peak(self) -> int:
@@ -95,8 +93,16 @@ def timeline(graph: ir.Graph, order: Sequence[ir.Node] | None = None, sizes: Typ
     arena, flow = Arena(), _Flow.of(graph, nodes, sizes)
     held = [flow.follow(arena) for _ in range(_RUNS)][-1]
     fixed = sum(value_bytes(v, sizes) for v in dict.fromkeys((*graph.inputs, *graph.initializers.values())))
-    alive = flow.alive(held.index(max(held))) if held else ()
-    return Timeline(tuple(nodes), tuple(held), arena.resident, fixed, alive)
+    return Timeline(tuple(nodes), tuple(held), arena.resident, fixed)
+
+
+def largest_results(graph: ir.Graph) -> list[tuple[ir.Value, int]]:
+    """The results that are alive where a graph holds most bytes, with their bytes, the largest first."""
+    nodes = runtime_order(graph)
+    flow = _Flow.of(graph, nodes, TypicalSizes(graph))
+    held = flow.follow(Arena())
+    alive = flow.alive(held.index(max(held))) if held else {}
+    return sorted(alive.items(), key=lambda item: item[1], reverse=True)
 
 
 Lives = dict[int, list[ir.Value]]
@@ -173,14 +179,14 @@ class _Flow:
             tuple(tuple(cls.of(body, list(body), sizes) for _, body in subgraphs(node)) for node in nodes),
         )
 
-    def alive(self, at: int) -> tuple[tuple[ir.Value, int], ...]:
-        """The results that are alive while a node runs, with their bytes, the largest first."""
+    def alive(self, at: int) -> dict[ir.Value, int]:
+        """The results that are alive while a node runs, with their bytes."""
         found: dict[ir.Value, int] = {}
         for place in range(at + 1):
             found |= self.born[place]
             for value in self.ending[place] if place < at else ():
                 found.pop(value)
-        return tuple(sorted(found.items(), key=lambda item: item[1], reverse=True))
+        return found
 
     def follow(self, arena: Arena) -> list[int]:
         """Allocate and release in an arena; return the bytes alive at each node."""

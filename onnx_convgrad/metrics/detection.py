@@ -181,9 +181,8 @@ class MeanAveragePrecision(Total):
                 judge.params.iouThrs = np.array([self.iou])
             judge.evaluate()
             judge.accumulate()
-        precision = judge.eval["precision"][
-            ..., 0, -1
-        ]  # [overlaps, recalls, classes], of all areas, 100 boxes an image
+        # of [overlaps, recalls, classes, areas, boxes an image]: all areas, and 100 boxes
+        precision = judge.eval["precision"][..., 0, -1]
         return float(precision[precision > -1].mean())
 
 

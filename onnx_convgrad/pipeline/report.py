@@ -21,7 +21,7 @@ from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.memory.budget import Fit
 from onnx_convgrad.memory.recompute import Recomputation
-from onnx_convgrad.memory.timeline import timeline
+from onnx_convgrad.memory.timeline import largest_results
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.stages import build
 
@@ -91,7 +91,7 @@ class Report(Shown):
         """Report on a model that was built with all lowerings priced."""
         gain, memory = gain_of_sizes(built), built.memory
         if memory is not None:
-            alive = timeline(built.model.graph).largest[:_LARGEST]
+            alive = largest_results(built.model.graph)[:_LARGEST]
             memory = replace(memory, largest=tuple((_node_of(value), size) for value, size in alive))
         return cls(built.choices, built.gradients, built.target.name, built.recomputation, gain, memory)
 

@@ -174,9 +174,8 @@ class Follower:
             found.append(Place(place.axis, start, size) if inside else None)
             node = self._origin(call.node)
             if inside and node is not None:
-                sizes = (
-                    list(node.attributes["split"].as_ints()) if "split" in node.attributes else []
-                )  # before opset 13
+                attribute = node.attributes.get("split")  # before opset 13
+                sizes = [] if attribute is None else list(attribute.as_ints())
                 require(len(node.inputs) > 1 or bool(sizes), "it parts an axis with the classes in equal sizes")
                 self._correct(node, 1, i, size)
                 if sizes:

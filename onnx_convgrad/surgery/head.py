@@ -27,6 +27,9 @@ from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.surgery.class_axis import Follower, added, labeled, stored
 
+_NAMES = "names"
+"""Metadata of Ultralytics: the names of the classes as a dictionary of Python."""
+
 
 @dataclass(frozen=True, slots=True)
 class Head:
@@ -113,10 +116,6 @@ def with_new_head(
         model.metadata_props[_NAMES] = str(dict(enumerate(labels)))
     describe(model, labels=labels)
     return model
-
-
-_NAMES = "names"
-"""Metadata of Ultralytics: the names of the classes as a dictionary of Python."""
 
 
 # -- finding -----------------------------------------------------------------------------------------------------------

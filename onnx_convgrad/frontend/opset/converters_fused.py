@@ -217,9 +217,7 @@ def codes_matmul(h: Rewriter) -> ir.Value:
         raise UnsupportedCase("its weight is not stored in 4 bits per number, as FP4 or NF4")
     if not h.int("transB", 1):
         raise UnsupportedCase("its attribute transB is 0, which ONNX Runtime's CPU kernel computes wrongly")
-    codes = np.resize(unpacked(packed.reshape(-1), 4, upper_first=True)[:size], -(-size // block) * block).reshape(
-        -1, block
-    )
+    codes = np.resize(unpacked(packed.reshape(-1), 4, upper_first=True)[:size], (-(-size // block), block))
     # DequantizeLinear keeps ONNX Runtime from computing the weight, and holding it as floats, when it loads the model.
     numbers = e.op("DequantizeLinear", e.const(codes, ir.DataType.UINT4), e.const(np.float32(1)))
     mark_fixed(h.required(2))  # a part of the weight, as the scales of quantizers are
