@@ -1,8 +1,8 @@
 """Make all tables of docs/performance.md: `python -m benchmarks [--quick] [--threads N] [--json FOLDER]`.
 
-Each is also a program: `python -m benchmarks.layers`, `.operators`, `.steps`, `.memory`, `.build`, `.per_sample`,
-`.functional`, `.trainer`, `.loader`, `.adapters`, `.precision` and `.quantization`. All take an hour and a half, with
-`--quick` some minutes.
+Each is also a program: `python -m benchmarks.layers`, `.operators`, `.steps`, `.kernels`, `.memory`, `.build`,
+`.per_sample`, `.functional`, `.trainer`, `.loader`, `.adapters`, `.precision` and `.quantization`. All take an hour and a
+half, with `--quick` some minutes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from benchmarks import (
     adapters,
     build,
     functional,
+    kernels,
     layers,
     loader,
     memory,
@@ -44,6 +45,7 @@ def main() -> None:
         ("Operators", operators, threads),
         ("Training steps", steps, threads),
         ("Training steps of other networks", steps, [*threads, "--others", "--without", "ort"]),
+        ("Kernels", kernels, threads),
         ("Memory budgets", memory, threads),
         ("Building", build, []),
         ("Gradients of each sample", per_sample, threads),

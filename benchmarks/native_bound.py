@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -40,10 +41,17 @@ def seconds(call: Callable[[], object], repeats: int) -> float:
     return min(timeit.repeat(call, number=1, repeat=repeats + 1))
 
 
-def node_times(folder: Path, threads: int, repeats: int) -> dict[str, float]:
-    """Least seconds of each node of our step, without those in bodies, whose time their loop has already."""
+class Lap(NamedTuple):
+    """The kernel of a node in ONNX Runtime's graph, and its least seconds."""
+
+    kernel: str
+    seconds: float
+
+
+def node_laps(folder: Path, threads: int, repeats: int) -> dict[str, Lap]:
+    """Kernel and time of each node of our step, without those in bodies, whose time their loop has already."""
     plan = json.loads((folder / "plan.json").read_text())
-    arrays = [np.load(folder / f"{name}.npy") for name in ("x", "target")]
+    arrays = train.data(folder)
     options = train.session_options(threads)
     options.enable_profiling, options.profile_file_prefix = True, str(folder / "profile")
     session = ort.InferenceSession(str(folder / "step.onnx"), options, providers=["CPUExecutionProvider"])
@@ -51,10 +59,10 @@ def node_times(folder: Path, threads: int, repeats: int) -> dict[str, float]:
     feed[plan["rate"]] = np.array(plan["learning_rate"], np.float32)
     for _ in range(repeats + 1):
         session.run([plan["loss"], *plan["next"].values()], feed)
-    laps: dict[str, list[float]] = defaultdict(list)
+    laps: dict[str, list[Lap]] = defaultdict(list)
     for event in json.loads(Path(session.end_profiling()).read_text(encoding="utf-8")):
         if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
-            laps[event["name"].removesuffix("_kernel_time")].append(event["dur"] / 1e6)
+            laps[event["name"].removesuffix("_kernel_time")].append(Lap(event["args"]["op_name"], event["dur"] / 1e6))
     return {name: min(times) for name, times in laps.items() if not name.startswith("inner_node")}
 
 
@@ -103,13 +111,13 @@ def bound(name: str, threads: int, repeats: int) -> Row:
     with TemporaryDirectory() as folder:
         title = prepare(name, Path(folder), 0, 0, ort=None)["title"]
         graph = onnx.shape_inference.infer_shapes(onnx.load(Path(folder) / "model.onnx")).graph
-        times = node_times(Path(folder), threads, repeats)
+        laps = node_laps(Path(folder), threads, repeats)
     shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in (*graph.input, *graph.value_info)}
     shapes |= {t.name: list(t.dims) for t in graph.initializer}
     nodes, kinds = units(graph), {}
     ours, native = defaultdict[str, float](float), defaultdict[str, float](float)
-    for node, spent in times.items():
-        ours[origin(node, nodes)] += spent
+    for node, lap in laps.items():
+        ours[origin(node, nodes)] += lap.seconds
     for node in graph.node:
         if node.op_type == "Conv":
             x, w = (torch.randn(shapes[value]) for value in node.input[:2])

@@ -100,6 +100,11 @@ def prepare(folder: Path) -> None:
     )
 
 
+def data(folder: Path) -> list[np.ndarray]:
+    """The batch: data, then labels."""
+    return [np.load(folder / f"{name}.npy") for name in ("x", "target")]
+
+
 def session_options(threads: int) -> Any:
     import onnxruntime as ort
 
@@ -182,7 +187,7 @@ def peak_memory() -> int:
 
 def main(side: str, folder: Path, threads: int) -> None:
     plan = json.loads((folder / "plan.json").read_text())
-    arrays = [np.load(folder / f"{name}.npy") for name in ("x", "target")]
+    arrays = data(folder)
     if side == "compile":
         step = eager(folder, plan, arrays, threads, compiled=True)
     else:

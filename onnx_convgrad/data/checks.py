@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx_convgrad.data.inputs import Checked, expression
+from onnx_convgrad.data.inputs import Checked, expression, takes
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.programs.manifest import Manifest
 
@@ -27,17 +27,18 @@ def check_batch(batch: Mapping[str, np.ndarray], manifest: Manifest, place: Plac
     Raises:
         ArgumentError: A label is out of range, or a number is NaN or infinite.
     """
-    classes = manifest.classes
-    if not isinstance(batch, Checked) or batch.classes != classes:
-        for name, array in batch.items():
-            if array.dtype.kind == "f" and array.size:
-                _check_numbers(name, array, place)
-            elif name in classes:
-                check_labels(name, array, *classes[name], place)
-            elif name in manifest.characters and f"{name}_lengths" in batch:
-                facts = manifest.characters[name]
-                check_texts(name, batch, facts, _frames(facts, batch, manifest), place)
-    return Checked(batch, classes)
+    taken, classes = takes(manifest), manifest.classes
+    if isinstance(batch, Checked) and batch.takes == taken:
+        return batch
+    for name, array in batch.items():
+        if array.dtype.kind == "f" and array.size:
+            _check_numbers(name, array, place)
+        elif name in classes:
+            check_labels(name, array, *classes[name], place)
+        elif name in manifest.characters and f"{name}_lengths" in batch:
+            facts = manifest.characters[name]
+            check_texts(name, batch, facts, _frames(facts, batch, manifest), place)
+    return Checked(batch, taken)
 
 
 def check_labels(name: str, labels: np.ndarray, count: int, ignored: int | None, place: Place = _in_batch) -> None:

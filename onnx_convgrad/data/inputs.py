@@ -40,12 +40,20 @@ STATE_ROWS = "state_rows"
 """Array of a batch `[samples]`, int64: the row of each stream in the batch before, or -1 if it begins."""
 
 
-class Checked(dict[str, np.ndarray]):
-    """A batch whose values were checked for the classes `classes`, so that they need not be checked again."""
+Takes: TypeAlias = tuple[Sequence[Port], Sequence[Port], Mapping[str, object]]
 
-    def __init__(self, batch: Mapping[str, np.ndarray], classes: Mapping[str, object]) -> None:
+
+def takes(manifest: Manifest) -> Takes:
+    """What a batch is converted to and checked for: the inputs for data and labels, and the classes of labels."""
+    return manifest.data, manifest.targets, manifest.classes
+
+
+class Checked(dict[str, np.ndarray]):
+    """A batch that was converted and checked for the program that `takes` it, so that this need not be done again."""
+
+    def __init__(self, batch: Mapping[str, np.ndarray], takes: Takes) -> None:
         super().__init__(batch)
-        self.classes = classes
+        self.takes = takes
 
 
 class ProgramInputs:
@@ -72,6 +80,7 @@ class ProgramInputs:
         self._first = manifest.samples_in.name
         self._trained_with = manifest.sample_weight
         self._axis_hints = dict(_axis_hints(manifest))
+        self._takes = takes(manifest)
         self._classes = manifest.classes
         self._tells = bool(self.targets) or (any(manifest.losses) and not any(t["target"] for t in manifest.losses))
         self._class_axes = dict(_class_axes(manifest))
@@ -166,6 +175,8 @@ class ProgramInputs:
         Raises:
             ArgumentError: Arrays are missing, or have another shape or kind than the inputs.
         """
+        if isinstance(batch, Checked) and batch.takes == self._takes:
+            return batch
         if isinstance(batch, Mapping):
             rows = batch.get(STATE_ROWS) if self.states else None
             keys = tuple(str(name) for name in batch if rows is None or name != STATE_ROWS)
@@ -203,7 +214,7 @@ class ProgramInputs:
         self._check_sizes(arrays)
         if rows is not None:
             arrays[STATE_ROWS] = self._state_rows(as_array(rows), arrays)
-        return Checked(arrays, batch.classes) if isinstance(batch, Checked) else arrays
+        return arrays
 
     def _samples(self, arrays: Batch) -> int:
         """The number of samples of a batch."""

@@ -58,7 +58,7 @@ class Shards:
         if rows.start == rows.stop:
             return {}
         arrays = {name: array[rows] if array.ndim else array for name, array in batch.items()}
-        return Checked(arrays, batch.classes) if isinstance(batch, Checked) else arrays
+        return Checked(arrays, batch.takes) if isinstance(batch, Checked) else arrays
 
 
 def shards_of(source: Batches, rank: int, size: int) -> Batches:

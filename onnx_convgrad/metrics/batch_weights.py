@@ -91,13 +91,17 @@ class Counts:
         return found
 
 
+def loss_sum(loss: ArrayLike) -> float:
+    """The sum of the entries of a loss, which mostly has one."""
+    return float(loss if np.ndim(loss) == 0 else np.sum(loss, dtype=np.float64))  # type: ignore[arg-type]
+
+
 def loss_terms(counts: Counts, results: Arrays, *batches: Arrays) -> Iterator[tuple[str, str, float, float]]:
     """Yield name, joining, value and weight of each summand of a loss over `batches`."""
     weights = sum((counts(batch) for batch in batches), np.zeros(len(counts.summands)))
     several = len(counts.summands) > 1
     for summand, weight in zip(counts.summands, weights, strict=True):
-        found = results.get(summand["value"])
-        value = 0.0 if found is None else float(np.sum(found)) * counts.weight(summand)
+        value = loss_sum(results.get(summand["value"], 0.0)) * counts.weight(summand)
         name = f"loss{PART}{summand['value']}" if several else "loss"
         yield name, summand["joining"], value, 1.0 if summand["joining"] == "sum" else float(weight)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -31,29 +30,23 @@ _STEPS = 25
 """Steps in a row without an update after which float16 training is given up, once the loss scale is below 1."""
 
 
-def finite(loss: object) -> bool:
-    """Whether a loss, or the sum of its entries, is finite."""
-    return math.isfinite(np.sum(loss, dtype=np.float64))  # type: ignore[call-overload]
-
-
 def diverged(
-    loss: object, where: str, steps: int, batches: Sequence[tuple[Arrays, Rows | None]], engine: Engine
+    loss: float, where: str, steps: int, batches: Sequence[tuple[Arrays, Rows | None]], engine: Engine
 ) -> DivergenceError:
     """The error for a loss that is not finite; `where` names its step, the last of so many `steps`.
 
     `batches` are those of the step, each with the numbers of its samples in the data, if known.
     """
-    total = np.sum(loss, dtype=np.float64)  # type: ignore[call-overload]
     ignored = engine.counts.ignored_targets([batch for batch, _ in batches if batch])
     if ignored:
         return DivergenceError(
-            f"The loss is {total} {where}. Every entry of {ignored[0]!r} there is ignored or has the weight 0, and the "
+            f"The loss is {loss} {where}. Every entry of {ignored[0]!r} there is ignored or has the weight 0, and the "
             f"mean of nothing is not a number.{_listed([r for _, r in batches])}",
             hint="Leave such samples out, shuffle the data, or give a larger batch size (--batch-size).",
         )
     unfit = [text for batch, _ in batches if batch and (text := _unfit(batch, engine))]
     if unfit:
-        return DivergenceError(f"The loss is {total} {where}. {unfit[0]}", hint="Leave this sample out.")
+        return DivergenceError(f"The loss is {loss} {where}. {unfit[0]}", hint="Leave this sample out.")
     spoiled = [text for batch, rows in batches for name in batch for text in _spoiled(batch[name], name, rows)]
     reason = f" In its data {' and '.join(spoiled)}." if spoiled else _listed([r for _, r in batches])
     hint, before = _REPLACE if spoiled else _REMEDY, None if spoiled else engine.before()
@@ -63,7 +56,7 @@ def diverged(
     elif before is not None:
         text, hint = _cause([batch for batch, _ in batches if batch], before, steps, engine)
         reason += text
-    return DivergenceError(f"The loss is {total} {where}.{reason}", hint=hint)
+    return DivergenceError(f"The loss is {loss} {where}.{reason}", hint=hint)
 
 
 def _unfit(batch: Arrays, engine: Engine) -> str:

@@ -19,13 +19,14 @@ from onnx_convgrad.data.inputs import Batch
 from onnx_convgrad.data.poisson import PoissonLoader
 from onnx_convgrad.data.shards import shards_of
 from onnx_convgrad.errors import ArgumentError, DivergenceError
+from onnx_convgrad.metrics.batch_weights import loss_sum
 from onnx_convgrad.metrics.metric import Metric
 from onnx_convgrad.metrics.progress import Progress
 from onnx_convgrad.metrics.tally import Tally, needed
 from onnx_convgrad.programs.privacy import private_options
 from onnx_convgrad.training.callbacks import Callback, Checkpoints
 from onnx_convgrad.training.checkpoint import numbered
-from onnx_convgrad.training.divergence import check_values, diverged, finite
+from onnx_convgrad.training.divergence import check_values, diverged
 from onnx_convgrad.training.engine import Results
 from onnx_convgrad.training.learning_rates import rate_at, scheduled
 from onnx_convgrad.training.protocols import TrainerLike
@@ -214,12 +215,13 @@ class TrainingRun:
     def _check_loss(self, results: Results, group: Sequence[Batch]) -> None:
         progress, rows = self.trainer.progress, getattr(self.source, "rows", None)
         number, several = progress.position, len(group) > 1
-        if not finite(results["loss"]):
+        loss = loss_sum(results["loss"])
+        if not math.isfinite(loss):
             batches = f"batches {number + 1} to {number + len(group)}" if several else f"batch {number + 1}"
             where = f"at step {progress.steps} (epoch {progress.epoch + 1}, {batches})"
             numbers = [None if rows is None else rows(progress.epoch, number + i) for i in range(len(group))]
             named = list(zip(group, numbers, strict=True))
-            raise diverged(results["loss"], where, progress.steps, named, self.trainer.engine)
+            raise diverged(loss, where, progress.steps, named, self.trainer.engine)
         self._taken += 1
         if self._taken & (self._taken - 1) == 0:  # 1, 2, 4, 8, ...: reading all values takes time
             values = self.trainer.engine.own()

@@ -240,8 +240,7 @@ class Trainer:
         zeros; results have those behind it, which the next batch can be given.
         """
         self._weigh_terms()
-        checked = self._checked(batch)
-        checked.pop(STATE_ROWS, None)
+        checked = {name: array for name, array in self._checked(batch).items() if name != STATE_ROWS}
         fed = StreamStates(self.manifest).fed(checked)
         return self._renamed(self.engine.evaluate(fed, self._result_names(outputs)))
 
