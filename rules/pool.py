@@ -22,7 +22,7 @@ from onnx_convgrad.ir.maxima import windows_of, winners_of
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.pooling import Pool, valid_taps
 from onnx_convgrad.ir.repeat import repeat_elements
-from onnx_convgrad.ir.scatter import scatter_to_maxima
+from onnx_convgrad.ir.scatter import scatter, scatter_to_maxima
 from onnx_convgrad.ir.sliding_means import counted_padding, sliding_means_are_fast
 from onnx_convgrad.rules.movement import survive
 
@@ -270,13 +270,10 @@ def global_max_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[n, c] = max over p of x[n, c, p]: dx[n, c, p] = g[n, c] at the first maximum, else 0, as in PyTorch."""
     x = n["X"]
     head = e.op("Shape", x, start=0, end=2)
-    count = _area(e, x)
-    area = e.vector([count])
-    flat = e.op("Reshape", x, e.op("Concat", head, area, axis=0), allowzero=1)
+    flat = e.op("Reshape", x, e.op("Concat", head, e.vector([_area(e, x)]), axis=0), allowzero=1)
     winner = e.op("ArgMax", flat, axis=2, keepdims=1)
-    positions = e.arange(count)
     column = e.op("Reshape", g["Y"], e.op("Concat", head, e.ints([1]), axis=0), allowzero=1)
-    return e.reshape_like(e.where(e.compare("Equal", positions, winner), column, 0), x)
+    return e.reshape_like(scatter(e, e.zeros_like(flat), winner, column, 2), x)
 
 
 @vjp("GlobalLpPool", wrt="X", factors=reduced(_pixels, mix("takes the norm along")))
