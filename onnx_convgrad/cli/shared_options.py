@@ -182,7 +182,4 @@ def preprocessing_of(
 
 def named_inputs(entries: Sequence[str]) -> dict[str, str]:
     """Input -> array, of the entries `INPUT=ARRAY` of --map."""
-    for entry in entries:
-        if "=" not in entry:
-            raise ArgumentError(f"--map {entry!r} is not of the form INPUT=ARRAY.", hint="For example --map x=images.")
-    return {entry.partition("=")[0]: entry.partition("=")[2] for entry in entries}
+    return text.pairs("--map", entries, "x=images")

@@ -35,6 +35,8 @@ def loss_of(config: Config) -> LossLike:
         output, equals, term = entry.partition("=")
         if not equals:
             raise ArgumentError(f"--loss {entry!r} names no output.", hint="Write OUTPUT=NAME.")
+        if output in several:
+            raise ArgumentError(f"--loss gives the loss of {output!r} twice.", hint="Give it once.")
         weight, star, name = term.rpartition("*")
         factor = share_of(weight) if star else 1.0
         if factor is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -168,17 +168,9 @@ def size_in_bytes(text: str, option: str = "--max-workspace", examples: str = "2
 def limits(values: Sequence[str]) -> Limits:
     """`--limit NAME=N`, repeated."""
     names = [field.name for field in fields(Limits)]
-    chosen = {}
-    for value in values:
-        name, _, number = value.partition("=")
-        if not number.isdecimal():
-            raise ArgumentError(
-                f"--limit {value!r} is not NAME=N with NAME one of {', '.join(names)}.",
-                hint=f"For example --limit {names[0]}=1000000.",
-            )
-        check_names([name], names, "limit")
-        chosen[name] = int(number)
-    return Limits(**chosen)
+    chosen = pairs("--limit", values, f"{names[0]}=1000000")
+    check_names(list(chosen), names, "limit")
+    return Limits(**_whole("--limit", chosen, f"{names[0]}=1000000"))
 
 
 def input_shapes(values: Sequence[str]) -> dict[str, list[int | str | None]]:
@@ -196,7 +188,7 @@ def input_shapes(values: Sequence[str]) -> dict[str, list[int | str | None]]:
 
 def states(values: Sequence[str]) -> dict[str, str]:
     """`--states INPUT=OUTPUT`."""
-    return dict(_pairs("--states", values, "state=stateN"))
+    return pairs("--states", values, "state=stateN")
 
 
 def part_length(values: Sequence[str]) -> int | dict[str, int]:
@@ -212,35 +204,40 @@ def part_past(values: Sequence[str]) -> int | dict[str, int]:
 def _part(option: str, values: Sequence[str]) -> int | dict[str, int]:
     if len(values) == 1 and values[0].isdecimal():
         return int(values[0])
-    pairs = _pairs(option, values, "x=512")
-    wrong = next((value for _, value in pairs if not value.isdecimal()), None)
+    return _whole(option, pairs(option, values, "x=512"), "x=512")
+
+
+def _whole(option: str, chosen: Mapping[str, str], example: str) -> dict[str, int]:
+    """The numbers of an option that takes whole ones."""
+    wrong = next((value for value in chosen.values() if not value.isdecimal()), None)
     if wrong is not None:
-        raise ArgumentError(f"{option}: {wrong!r} is not a whole number.", hint=f"For example {option} x=512.")
-    return {name: int(value) for name, value in pairs}
+        raise ArgumentError(f"{option}: {wrong!r} is not a whole number.", hint=f"For example {option} {example}.")
+    return {name: int(value) for name, value in chosen.items()}
 
 
-def _pairs(option: str, values: Sequence[str], example: str) -> list[tuple[str, str]]:
+def pairs(option: str, values: Sequence[str], example: str) -> dict[str, str]:
+    """The entries NAME=VALUE of an option, such as `example`; raises `ArgumentError` for another form, or a name twice."""
+    chosen: dict[str, str] = {}
     for value in values:
-        if not all(value.partition("=")):
-            raise ArgumentError(f"{option} {value!r} is not of the form NAME=VALUE.", hint=f"For example {example}.")
-    return [(value.partition("=")[0], value.partition("=")[2]) for value in values]
+        name, equals, text = value.partition("=")
+        if not (name and equals and text):
+            raise ArgumentError(
+                f"{option} {value!r} is not of the form NAME=VALUE.", hint=f"For example {option} {example}."
+            )
+        if name in chosen:
+            raise ArgumentError(f"{option} gives {name!r} twice.", hint="Give it once.")
+        chosen[name] = text
+    return chosen
 
 
 def input_values(values: Sequence[str]) -> dict[str, Any]:
     """`--input-value NAME=VALUE`: a number, `true`, `false`, numbers separated by commas, or `@FILE.npy`."""
     bound: dict[str, Any] = {}
-    for value in values:
-        name, equals, written = value.partition("=")
-        if not equals or not name:
-            raise ArgumentError(
-                f"--input-value {value!r} is not of the form NAME=VALUE.", hint="For example: sr=16000."
-            )
-        if name in bound:
-            raise ArgumentError(f"--input-value gives the value of {name!r} twice.", hint="Give it once.")
+    for name, written in pairs("--input-value", values, "sr=16000").items():
         if written.startswith("@"):
             bound[name] = _array_in(Path(written[1:]))
             continue
-        parts = [_constant(part.strip(), value) for part in written.removesuffix(",").split(",")]
+        parts = [_constant(part.strip(), f"{name}={written}") for part in written.removesuffix(",").split(",")]
         bound[name] = parts if "," in written else parts[0]
     return bound
 

@@ -8,9 +8,11 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import typer.main
 
 from onnx_convgrad.cli.app import app
+from tests.support.command_line import invoke, stored
 
 TWO_MEANINGS = {
     "--of": "chooses tensors of the model everywhere: those that are differentiated, or the one that is read",
@@ -77,3 +79,20 @@ def test_texts_name_options_that_there_are() -> None:
         texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
         named = {name for text in texts for name in re.findall(r"(?<![\w-])--[a-z][\w-]*", text)}
         assert named <= known | {"--version"}, path
+
+
+OVERRIDES = {"--lowering"}
+"""Options of which a later value replaces an earlier one, as their help says."""
+
+
+def test_no_option_takes_the_last_of_two_values_in_silence(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=np.ones((4, 3, 8, 8), np.float32), target=np.zeros(4, np.int64))
+    model, data = stored(tmp_path), f"{tmp_path / 'd.npz'}"
+    named = {one.opts[-1] for command, one in options() if command == "train" and "=" in (one.metavar or "")}
+    values = {"--data": f"a={data}", "--validation": f"a={data}", "--loss": "y=mse"}
+    for name in sorted(named - OVERRIDES):
+        given = [] if name == "--data" else ["--data", data]
+        given += [] if name == "--loss" else ["--loss", "mse"]
+        twice = [name, values.get(name, "x=1")] * 2
+        result = invoke("train", model, *given, *twice, status=2)
+        assert re.search("twice|more than one", result.output), f"{name}: {result.output}"
