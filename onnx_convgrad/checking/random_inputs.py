@@ -18,6 +18,7 @@ from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import static_dims
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.shape_hints import branch_hint, input_shape_option
+from onnx_convgrad.runtime import check_arrays_of
 
 _SPATIAL = (16, 32, 64, 8, 28, 96, 128, 224, 256, 299, 320, 416, 512, 640)
 _BATCH = (2, 1)
@@ -49,6 +50,7 @@ def working_feed(
     for value in inputs:
         if value.shape is None:
             raise ModelError(f"The rank of input {value.name!r} is unknown.", hint=hint)
+        check_arrays_of((value.dtype or ir.DataType.FLOAT).numpy())
     ranks = {v.name or "": len(v.shape) for v in (() if graph is None else graph.outputs) if v.shape is not None}
     last: Exception | None = None
     for sizes in _trials(inputs, spatial):

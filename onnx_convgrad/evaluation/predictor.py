@@ -23,7 +23,7 @@ from onnx_convgrad.metrics.batch_weights import BINARY_LOSSES, CLASS_LOSSES, Cou
 from onnx_convgrad.programs.batch_axes import batch_axes
 from onnx_convgrad.programs.manifest import Manifest, Port
 from onnx_convgrad.programs.reading import meaning_of
-from onnx_convgrad.runtime import Providers, SessionOptionsLike, session
+from onnx_convgrad.runtime import Providers, SessionOptionsLike, check_arrays_of, session
 from onnx_convgrad.training.run_folder import CHECKPOINTS, PROGRAM, class_names, trained_file
 from onnx_convgrad.training.sessions import fed_session
 from onnx_convgrad.training.trainer import Trainer
@@ -219,6 +219,7 @@ def _port(value: ir.Value) -> Port:
             f"The input {value.name!r} is not a tensor of numbers, so no data can be fed to it.",
             hint="If it is to be constant, bind it: onnx_convgrad.load(path, input_values=...), --input-value.",
         )
+    check_arrays_of(value.dtype.numpy())
     return Port.from_value(value)
 
 

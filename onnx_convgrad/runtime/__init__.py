@@ -20,7 +20,7 @@ from onnx_convgrad.ir.serialize import check_present, external_tensors, fits, he
 from onnx_convgrad.runtime.providers import Providers, check_available, resolve_providers
 from onnx_convgrad.runtime.session_options import SessionOptions, SessionOptionsLike, session_options
 
-__all__ = ["Providers", "SessionOptions", "SessionOptionsLike", "import_runtime", "run", "session"]
+__all__ = ["Providers", "SessionOptions", "SessionOptionsLike", "check_arrays_of", "import_runtime", "run", "session"]
 
 _FOLDER = "session.model_external_initializers_file_folder_path"
 _COPIED = 2**26
@@ -153,6 +153,16 @@ def _source(
         yield model if isinstance(model, bytes) else os.fspath(model)
 
 
+def check_arrays_of(dtype: np.dtype) -> None:
+    """Raise `ExecutionError` if ONNX Runtime takes no arrays of a type, such as bfloat16."""
+    if dtype.kind == "V":
+        raise ExecutionError(
+            f"The model has {dtype} values, and ONNX Runtime takes no arrays of this type.",
+            hint="Convert the model to float32; to train it in fewer bits, give precision='float16' or, with "
+            "target='cuda', 'bfloat16'.",
+        )
+
+
 def run(model: Any, feed: Mapping[str, np.ndarray], **options: Any) -> dict[str, np.ndarray]:
     """Run a model once and return its outputs by name.
 
@@ -160,7 +170,12 @@ def run(model: Any, feed: Mapping[str, np.ndarray], **options: Any) -> dict[str,
         model: As for `session`.
         feed: Name of an input -> array.
         options: Keywords of `session`.
+
+    Raises:
+        ExecutionError: ONNX Runtime takes no arrays of a type.
     """
+    for array in feed.values():
+        check_arrays_of(np.asarray(array).dtype)
     live = session(model, **options)
     names = [o.name for o in live.get_outputs()]
     return dict(zip(names, live.run(names, dict(feed)), strict=True))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onnx_convgrad.errors import ExecutionError
-from onnx_convgrad.runtime import import_runtime
+from onnx_convgrad.runtime import check_arrays_of, import_runtime
 from onnx_convgrad.runtime.binding import captures, graph_number
 
 Device = tuple[str, int]
@@ -28,12 +28,22 @@ def empty(like: np.ndarray, device: Device = ("cpu", 0)) -> Any:
     Raises:
         ExecutionError: ONNX Runtime takes no arrays of this type.
     """
-    if like.dtype.kind == "V":
-        raise ExecutionError(
-            f"The program has {like.dtype} values, and ONNX Runtime takes no arrays of this type.",
-            hint="Convert the model to float32, and give precision='float16' or, with target='cuda', 'bfloat16'.",
-        )
+    check_arrays_of(like.dtype)
     return import_runtime().OrtValue.ortvalue_from_shape_and_type(list(like.shape), like.dtype, *device)
+
+
+def ort_values(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """OrtValues with the contents of arrays.
+
+    Raises:
+        ExecutionError: ONNX Runtime takes no arrays of a type.
+    """
+    make, values = import_runtime().OrtValue.ortvalue_from_numpy, {}
+    for name, value in arrays.items():
+        array = np.asarray(value)
+        check_arrays_of(array.dtype)
+        values[name] = make(array)
+    return values
 
 
 class Buffers:

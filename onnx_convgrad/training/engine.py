@@ -24,7 +24,7 @@ from onnx_convgrad.programs.privacy import NOISE, first_noise
 from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.runtime import Providers, SessionOptionsLike, import_runtime
 from onnx_convgrad.runtime.providers import CPU, CUDA, check_available, resolve_providers
-from onnx_convgrad.training.buffers import BoundGraph, Buffers, Device, Roles, empty
+from onnx_convgrad.training.buffers import BoundGraph, Buffers, Device, Roles, empty, ort_values
 from onnx_convgrad.training.sessions import Accumulation, checked_session, defaults, fed_session
 
 Arrays = Mapping[str, np.ndarray]
@@ -371,9 +371,3 @@ def _device(providers: Providers | None) -> Device:
     check_available(import_runtime(), [name for name, _ in resolved])
     name, options = resolved[0]
     return ("cuda", int(options.get("device_id", "0"))) if name == CUDA else ("cpu", 0)
-
-
-def ort_values(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """OrtValues with the contents of arrays."""
-    make = import_runtime().OrtValue.ortvalue_from_numpy
-    return {name: make(np.asarray(array)) for name, array in arrays.items()}
