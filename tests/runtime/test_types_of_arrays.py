@@ -38,7 +38,7 @@ def trained() -> None:
     ids=["step", "predict", "evaluate", "run"],
 )
 def test_a_type_without_arrays(call: object) -> None:
-    with pytest.raises(og.errors.ExecutionError, match="takes no arrays of this type.*float32"):
+    with pytest.raises(og.errors.ExecutionError, match=r"takes no arrays of this type.*float32"):
         call()  # type: ignore[operator]
 
 
