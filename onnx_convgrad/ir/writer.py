@@ -346,6 +346,8 @@ def _freeze(value: Any) -> Any:
 
 # -- shapes of common operators of static sizes, ten times faster than general inference --------------------------------
 
+Size = int | ir.SymbolicDim
+
 
 def _is_data(value: ir.Value) -> bool:
     """Whether the value is not a size: only general inference propagates the notes that sizes carry."""
@@ -359,11 +361,16 @@ def _sizes(value: ir.Value | None) -> list[int] | None:
     return sizes if len(sizes) == len(value.shape) else None
 
 
-def _reshaped(node: ir.Node) -> list[int] | None:
-    sizes, wanted = _sizes(node.inputs[0]), _integers(node.inputs[1])
-    if sizes is None or wanted is None:
+def _reshaped(node: ir.Node) -> Sequence[Size] | None:
+    x, wanted = node.inputs[0], _integers(node.inputs[1])
+    if x is None or x.shape is None or wanted is None:
         return None
-    count, others = math.prod(sizes), math.prod(d for d in wanted if d != -1)
+    symbols = [d for d in x.shape if not isinstance(d, int)]
+    count = math.prod(d for d in x.shape if isinstance(d, int))
+    others = math.prod(d for d in wanted if d != -1)
+    if symbols:  # one that moves as it is needs no arithmetic on symbols
+        moves = len(symbols) == 1 and symbols[0].value is not None and wanted.count(-1) == 1 and others == count > 0
+        return [symbols[0] if d == -1 else d for d in wanted] if moves else None
     if min(wanted, default=1) > 0:
         return wanted if others == count else None
     alone = wanted.count(-1) == 1 and others > 0 and count % others == 0
@@ -408,7 +415,7 @@ def _padded(node: ir.Node) -> list[int] | None:
     return [size + begin + end for size, begin, end in zip(sizes, amounts, amounts[len(sizes) :], strict=False)]
 
 
-_PLAIN: Mapping[str, Callable[[ir.Node], list[int] | None]] = {
+_PLAIN: Mapping[str, Callable[[ir.Node], Sequence[Size] | None]] = {
     "Reshape": _reshaped,
     "Transpose": _transposed,
     "MatMul": _multiplied,

@@ -87,7 +87,7 @@ def conv(infer: Infer) -> Infer:
 @lru_cache(maxsize=_MOST)
 def _windows(size: int | ir.SymbolicDim, added: int, stride: int) -> int | ir.SymbolicDim:
     """The number of windows along an axis; `added` is the padding less the span of the kernel."""
-    return (size + added) // stride + 1
+    return size + (added + 1) if stride == 1 else (size + added) // stride + 1
 
 
 def _key(context: ShapeInferenceContext, node: ir.Node) -> Hashable | None:
