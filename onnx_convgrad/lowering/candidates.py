@@ -18,7 +18,7 @@ from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.targets import Rates
 from onnx_convgrad.lowering.chunks import EACH, counts, emit_in_chunks, part_of
 from onnx_convgrad.lowering.cost.node import entering_seconds
-from onnx_convgrad.lowering.sketch import Sketch, sketch
+from onnx_convgrad.lowering.sketch import SHARES, Sketch, sketch
 from onnx_convgrad.lowering.table import Lowering, Query, lowerings, reader_of
 
 Choosing = str | Mapping[str, str]
@@ -50,8 +50,11 @@ By default networks are about as precise as in PyTorch, whose own sums round som
 `benchmarks.precision` compares them. The default takes in tiles of 2 x 2 outputs forward, and of 4 x 4 backward.
 """
 
-_SHARES = (4, 8, 16)
-"""Divisors of the cache: for each, chunks are tried whose workspace fits into that part."""
+_CACHED = 0.75
+"""Least share of `Sketch.cached` that the chunks take together: small ones have cheaper forms, such as transposed views."""
+
+_TIE, _TIE_SHARE = 2e-6, 0.02
+"""Lowerings whose prices differ by fewer seconds, or by a smaller share, count as equal: the fewest nodes decide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,8 @@ class Policy:
         max_workspace: Bytes that a lowering may hold besides its operands and result, or `None`.
         training: Whether the model's own convolutions, whose weights change from step to step, are lowered too, not only
             those of derivatives.
-        compare: Whether the other lowerings are priced too where one is forced, for reports.
+        compare: Whether every lowering is priced, for reports. Otherwise those that turn out much slower than another are
+            not, nor are others than a forced one.
     """
 
     choosing: Choosing = "auto"
@@ -115,7 +119,7 @@ def candidates(node: ir.Node, query: Query, policy: Policy, forced: str | None =
     results are cached by them.
     """
     entries = lowerings()[node.op_type]
-    key = (node.op_type, query, policy.word, forced, policy.max_workspace, len(entries))
+    key = (node.op_type, query, policy.word, forced, policy.max_workspace, policy.compare, len(entries))
     if key not in _CANDIDATES:
         _CANDIDATES[key] = tuple(_candidates(entries.values(), node, query, policy, forced))
     return _CANDIDATES[key]
@@ -124,21 +128,39 @@ def candidates(node: ir.Node, query: Query, policy: Policy, forced: str | None =
 def _candidates(
     entries: Collection[Lowering], node: ir.Node, query: Query, policy: Policy, forced: str | None
 ) -> list[Candidate]:
+    """As `candidates`; what certainly takes too long to be chosen is given up, unless every price is wanted."""
     reasons = {entry.name: _refusal(entry, query, policy, forced=entry.name == forced) for entry in entries}
+    every = policy.compare or forced is not None or policy.max_workspace is not None
     whole: dict[str, Sketch] = {}
+    least = most = math.inf
     for entry in entries:
         if not reasons[entry.name]:
             try:
-                whole[entry.name] = _sketched(entry, node, query, 1)
+                way = whole[entry.name] = _sketched(entry, node, query, 1, most)
+                least = min(least, _cost(way, query))
+                most = math.inf if every else _WORTH * rivals(least)
             except LimitError as problem:
                 reasons[entry.name] = problem.message.rstrip(".")
-    least = min((way.seconds for way in whole.values()), default=0.0)
-    return [
-        Candidate(entry.name, None, reason)
-        if (reason := reasons[entry.name]) is not None
-        else _candidate(entry, node, query, policy, near=whole[entry.name].seconds <= _WORTH * least)
-        for entry in entries
-    ]
+    near = _WORTH * min((way.seconds for way in whole.values()), default=0.0)
+    found = []
+    for entry in entries:
+        if (reason := reasons[entry.name]) is not None:
+            found.append(Candidate(entry.name, None, reason))
+            continue
+        most = 0.0 if whole[entry.name].seconds > near else math.inf if every else rivals(least)
+        found.append(_candidate(entry, node, query, policy, most))
+        if not found[-1].reason:
+            least = min(least, _cost(found[-1], query))
+    return found
+
+
+def _cost(way: Sketch | Candidate, query: Query) -> float:
+    return (way.seconds or 0.0) + holding_seconds(way.workspace, query.target.rates)
+
+
+def rivals(cost: float) -> float:
+    """The most that a lowering may cost to be taken in place of one of this cost."""
+    return cost + max(_TIE, _TIE_SHARE * cost)
 
 
 def forced_candidates(node: ir.Node, query: Query, policy: Policy, name: str) -> tuple[Candidate, ...]:
@@ -151,7 +173,7 @@ def forced_candidates(node: ir.Node, query: Query, policy: Policy, name: str) ->
         alone = False
     if not alone:
         return candidates(node, query, policy, name)
-    return (_candidate(entry, node, query, policy, near=False),)
+    return (_candidate(entry, node, query, policy, 0.0),)
 
 
 def _refusal(entry: Lowering, query: Query, policy: Policy, *, forced: bool) -> str | None:
@@ -173,9 +195,9 @@ def _refusal(entry: Lowering, query: Query, policy: Policy, *, forced: bool) -> 
     return None
 
 
-def _candidate(entry: Lowering, node: ir.Node, query: Query, policy: Policy, *, near: bool) -> Candidate:
-    """The lowering in the best number of chunks; `near`: its time as a whole is near the fastest, so chunks are tried."""
-    ways = dict(_ways(entry, node, query, policy.max_workspace, near=near))
+def _candidate(entry: Lowering, node: ir.Node, query: Query, policy: Policy, most: float) -> Candidate:
+    """The lowering in the best number of chunks; chunks are tried that may take less than `most` seconds."""
+    ways = dict(_ways(entry, node, query, policy.max_workspace, most))
     budget = policy.max_workspace
     if budget is not None:
         within = {n: way for n, way in ways.items() if way.workspace <= budget}
@@ -184,22 +206,19 @@ def _candidate(entry: Lowering, node: ir.Node, query: Query, policy: Policy, *, 
             reason = f"it holds {least} bytes besides its operands, more than max_workspace"
             return Candidate(entry.name, None, reason, least)
         ways = within
-    rates = query.target.rates
-    chunks, way = min(ways.items(), key=lambda item: item[1].seconds + holding_seconds(item[1].workspace, rates))
+    chunks, way = min(ways.items(), key=lambda item: _cost(item[1], query))
     return Candidate(entry.name, way.seconds, None, way.workspace, chunks, way.nodes, entry.rounds(query.spec))
 
 
 def _ways(
-    entry: Lowering, node: ir.Node, query: Query, budget: int | None, *, near: bool
+    entry: Lowering, node: ir.Node, query: Query, budget: int | None, most: float
 ) -> Iterator[tuple[int, Sketch]]:
     """Sketches by number of chunks: the whole batch, chunks that fit the cache, and chunks that fit the budget."""
     whole = _sketched(entry, node, query, 1)
     yield 1, whole
-    if near:
-        most = _GAIN * whole.seconds
-        for chunks in _cuts(entry, query, whole):
-            if entering_seconds(chunks or query.typical.batch, query.target.rates) >= most:
-                continue
+    most = min(most, _GAIN * whole.seconds)
+    for chunks in _cuts(entry, query, whole) if most else ():
+        if _least(whole, chunks, query) < most:
             cut = _in_chunks(entry, node, query, chunks)
             if cut is not None and cut.seconds < most:
                 yield chunks, cut
@@ -213,12 +232,17 @@ def _ways(
                 break
 
 
+def _least(whole: Sketch, chunks: int, query: Query) -> float:
+    """The least seconds of a lowering in chunks, which wait less for memory than the whole does."""
+    return _CACHED * whole.cached + entering_seconds(chunks or query.typical.batch, query.target.rates)
+
+
 def _cuts(entry: Lowering, query: Query, whole: Sketch) -> list[int]:
     """Numbers of chunks at which one chunk may fit the cache, on targets where loops cost little."""
     if not query.target.loops:
         return []
     found: set[int] = set()
-    for limit in (query.target.rates.cache / share for share in _SHARES):
+    for limit in (query.target.rates.cache / share for share in SHARES):
         for chunks in _counts(entry, query, whole.workspace, limit):
             found.add(chunks)
             if chunks >= -(-whole.workspace // max(int(limit), 1)):
@@ -242,8 +266,8 @@ def _in_chunks(entry: Lowering, node: ir.Node, query: Query, chunks: int) -> Ske
         return None
 
 
-def _sketched(entry: Lowering, node: ir.Node, query: Query, chunks: int) -> Sketch:
-    """The sketch of a lowering, cached by geometry."""
+def _sketched(entry: Lowering, node: ir.Node, query: Query, chunks: int, most: float = math.inf) -> Sketch:
+    """The sketch of a lowering, cached by geometry; it may take `most` seconds."""
     spec = query.typical
     key = (entry.op_type, entry.name, replace(query, spec=None, training=False, forward=False), chunks)
     if key not in _SKETCHES:
@@ -252,7 +276,7 @@ def _sketched(entry: Lowering, node: ir.Node, query: Query, chunks: int) -> Sket
         def emit(e: Emitter, copy: ir.Node) -> ir.Value:
             return emit_lowering(e, entry, copy, spec, chunks)
 
-        _SKETCHES[key] = sketch(node, shapes, query.target, emit, query.constant, ends=query.ends)
+        _SKETCHES[key] = sketch(node, shapes, query.target, emit, query.constant, ends=query.ends, most=most)
     return _SKETCHES[key]
 
 

@@ -28,6 +28,7 @@ from onnx_convgrad.lowering.candidates import (
     emit_lowering,
     forced_candidates,
     holding_seconds,
+    rivals,
 )
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.lowering.loops import note_loop
@@ -239,10 +240,6 @@ def _worthwhile(chosen: Candidate, found: Sequence[Candidate]) -> Candidate:
     return chosen if (chosen.seconds or 0.0) <= _WORTH * (itself.seconds or 0.0) else itself
 
 
-_TIE, _TIE_SHARE = 2e-6, 0.02
-"""Lowerings whose prices differ by fewer seconds, or by a smaller share, count as equal: the fewest nodes decide."""
-
-
 def _chosen(
     op_type: str, origin: str, spec: Any, found: Sequence[Candidate], wanted: str | None, rates: Rates
 ) -> Candidate:
@@ -259,7 +256,7 @@ def _chosen(
     if usable:
         costs = {c: (c.seconds or 0.0) + holding_seconds(c.workspace, rates) for c in usable}
         least = min(costs.values())
-        about = [c for c, cost in costs.items() if cost <= least + max(_TIE, _TIE_SHARE * least)]
+        about = [c for c, cost in costs.items() if cost <= rivals(least)]
         return min(about, key=lambda c: (c.nodes, costs[c]))
     reasons = "; ".join(f"{c.name}: {c.reason}" for c in found)
     least = min((c.workspace for c in found if c.workspace), default=0)

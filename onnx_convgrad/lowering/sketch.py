@@ -1,13 +1,14 @@
 """Predict time and workspace of a lowering by emitting it into an empty graph with static sizes.
 
 So no lowering states its cost: time is the sum over the nodes that it emits, and workspace is the largest sum of the
-values between them that are held at the same time.
+values between them that are held at the same time. A lowering that turns out too slow is not emitted to its end.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx_ir as ir
@@ -20,28 +21,44 @@ from onnx_convgrad.ir.nodes import ancestors, values_read
 from onnx_convgrad.ir.targets import TargetInfo
 from onnx_convgrad.lowering.cost.node import body_of, node_seconds
 from onnx_convgrad.lowering.cost.passes import value_bytes
-from onnx_convgrad.lowering.cost.products import folds
+from onnx_convgrad.lowering.cost.products import folds, may_fold
 
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """Predicted seconds, peak bytes held besides operands and result, and the number of nodes, including those of loops."""
+    """Predicted seconds, peak bytes held besides operands and result, and the number of nodes, including those of loops.
+
+    `cached` are the seconds that it would take if all values were in the cache, where it holds more than a part of that.
+    """
 
     seconds: float
     workspace: int
     nodes: int = 0
+    cached: float = 0.0
 
+
+SHARES = (4, 8, 16)
+"""Divisors of the cache: for each, chunks are tried whose workspace fits into that part."""
 
 MOST_NODES = 6000
 """Most nodes of one lowering: it is declined before more are emitted."""
 
+
+_ENDLESS = 2.0**80
+"""Bytes of a cache that holds everything."""
 
 _LARGE = 2**20
 """Smallest number of bytes of constants that is compared with the limits."""
 
 
 class _Bounded(Emitter):
-    """An emitter that stops a lowering which grows with the numbers in a model."""
+    """An emitter that stops a lowering which grows with the numbers in a model, or takes more than `most` seconds."""
+
+    most = math.inf
+    """The most seconds that the nodes may take."""
+
+    spent = 0.0
+    """The least seconds that the nodes so far take. A Scan is left out: the nodes of its body are counted, once."""
 
     stored = 0
     """Bytes of the constants asked for."""
@@ -50,6 +67,14 @@ class _Bounded(Emitter):
         if len(self.emitted) >= MOST_NODES:
             raise LimitError(f"it takes more than {MOST_NODES:,} nodes")
         super().place(node)
+        mark_folded([node])
+
+    def infer(self, node: ir.Node) -> None:
+        super().infer(node)
+        if self.most < math.inf and node.op_type != "Scan" and not may_fold(node):
+            self.spent += node_seconds(node, self.target.rates)
+            if self.spent > self.most:
+                raise LimitError(f"it takes more than {1e3 * self.most:.3f} ms")
 
     def const(self, array: Any, dtype: ir.DataType | None = None) -> ir.Value:
         value = super().const(array, dtype)
@@ -67,6 +92,7 @@ def sketch(
     constant: Collection[int] = (),
     *,
     ends: bool = False,
+    most: float = math.inf,
 ) -> Sketch:
     """Emit a lowering of `node` with the operand shapes `shapes` (by position) and price its nodes.
 
@@ -74,7 +100,7 @@ def sketch(
     A result that `ends` its graph is copied if it is a view of another value.
 
     Raises:
-        LimitError: The lowering takes more than `MOST_NODES` nodes, or a constant beyond the limits.
+        LimitError: The lowering takes more than `MOST_NODES` nodes, `most` seconds, or a constant beyond the limits.
     """
     graph = empty_graph("sketch")
     operands: list[ir.Value | None] = []
@@ -91,8 +117,8 @@ def sketch(
         operands.append(operand)
     copy = ir.Node(node.domain, node.op_type, operands, list(node.attributes.values()), num_outputs=len(node.outputs))
     e = _Bounded(graph, target=target)
+    e.most = most
     result = emit(e, copy)
-    mark_folded(e.emitted)
     live = ancestors(result)
     emitted = [n for n in e.emitted if n in live]
     priced = [n for n in emitted if not folds(n.outputs[0])]
@@ -100,7 +126,12 @@ def sketch(
     last = result.producer()
     if ends and is_view(last):
         seconds += 2 * value_bytes(result) / target.rates.memory
-    return Sketch(seconds, _workspace(emitted, result), _count(emitted))
+    workspace = _workspace(emitted, result)
+    cached = 0.0
+    if workspace > target.rates.cache / SHARES[-1]:
+        fast = replace(target.rates, memory=target.rates.cached, cache=_ENDLESS)
+        cached = sum(node_seconds(n, fast) for n in priced)
+    return Sketch(seconds, workspace, _count(emitted), cached)
 
 
 def _count(nodes: Iterable[ir.Node]) -> int:

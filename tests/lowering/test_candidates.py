@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,8 @@ from onnx_convgrad.lowering import candidates
 from onnx_convgrad.lowering.sketch import Sketch
 from onnx_convgrad.pipeline import built as pipeline
 from onnx_convgrad.pipeline import option_text
+from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.stages import build
 from tests.lowering.test_chunks import candidate
 from tests.support.conv_geometry import Geometry, case, conv_model
 
@@ -63,6 +66,57 @@ def test_the_batch_is_cut_where_the_cache_holds_a_part_of_it(
     assert chunks(memory=default.cached, cached=default.cached) == 1
     assert chunks(node=1e-4) == 1  # for starting each part takes some time
     assert 1 < chunks(cache=2 * default.cache) <= chunks()
+
+
+LAYERS = [
+    case((2, 3, 224, 224), 64, (7, 7), strides=2, begin=3),
+    case((8, 64, 56, 56), 64, (3, 3), begin=1),
+    case((2, 64, 56, 56), 128, (3, 3), strides=2, begin=1),
+    case((2, 512, 7, 7), 512, (3, 3), begin=1),
+    case((4, 256, 14, 14), 1024, (1, 1)),
+    case((16, 96, 28, 28), 96, (7, 7), begin=3, groups=96),
+    case((2, 144, 56, 56), 144, (3, 3), strides=2, begin=1, groups=144),
+    case((4, 128, 28, 28), 128, (3, 3), begin=1, groups=32),
+    case((4, 512, 2, 66), 512, (2, 2)),
+    case((4, 512, 32, 32), 256, (3, 3), begin=18, dilations=18),
+    case((2, 3, 224, 224), 96, (4, 4), strides=4),
+    case((2, 1, 16000), 128, (80,), strides=4),
+    case((4, 96, 4096), 48, (2,), begin=[128], end=[0], dilations=128),
+    case((2, 16, 16, 24, 24), 32, (3, 3, 3), begin=1),
+    case((6, 5, 9, 8), 7, (3, 2), strides=[2, 1], begin=1, end=[0, 2]),
+]
+
+
+def _choices(g: Geometry, *, compare: bool) -> list[str]:
+    options = Options(wrt=["x", "w"], training=True, compare=compare)
+    return [choice.way for choice in build(conv_model(g), options).choices]
+
+
+@pytest.mark.parametrize("g", LAYERS, ids=str)
+def test_what_is_not_priced_would_not_be_chosen(g: Geometry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No lowering takes less than what it is given up for: the nodes emitted so far, and its whole in the cache."""
+    for cache in ("_SKETCHES", "_CANDIDATES"):
+        monkeypatch.setattr(candidates, cache, {})
+    quick, priced = _choices(g, compare=False), len(candidates._SKETCHES)
+    sketch, sketched, least = candidates.sketch, candidates._sketched, candidates._least
+
+    def again(*arguments: Any, most: float, **options: Any) -> Sketch:
+        whole = sketch(*arguments, **options)
+        assert sketch(*arguments, **options, most=whole.seconds * (1 + 1e-9)) == whole
+        return whole
+
+    def compared(entry: Any, node: Any, query: Any, chunks: int, *most: float) -> Sketch:
+        found = sketched(entry, node, query, chunks, *most)
+        if chunks != 1:
+            assert found.seconds >= least(sketched(entry, node, query, 1), chunks, query), (entry.name, chunks)
+        return found
+
+    monkeypatch.setattr(candidates, "sketch", again)
+    monkeypatch.setattr(candidates, "_sketched", compared)
+    monkeypatch.setattr(candidates, "_least", lambda *_: 0.0)
+    monkeypatch.setattr(candidates, "_SKETCHES", {})
+    assert _choices(g, compare=True) == quick
+    assert len(candidates._SKETCHES) > priced
 
 
 @pytest.mark.parametrize(("text", "count"), [("100", 100), ("64MB", 64_000_000), ("1.5g", 1_500_000_000)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import onnx
@@ -135,9 +136,7 @@ def test_parts_of_a_batch_become_one_loop(name: str, shapes: str) -> None:
     ids=["dense", "depthwise", "pointwise", "strided groups, sample by sample"],
 )
 def test_every_lowering_gives_the_same_in_chunks(g: Geometry, chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ways(
-        entry: Lowering, node: ir.Node, query: Query, _: int | None, *, near: bool
-    ) -> Iterator[tuple[int, Sketch]]:
+    def ways(entry: Lowering, node: ir.Node, query: Query, *_: Any) -> Iterator[tuple[int, Sketch]]:
         yield chunks, candidates._sketched(entry, node, query, chunks)
 
     monkeypatch.setattr(candidates, "_ways", ways)

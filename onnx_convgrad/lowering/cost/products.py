@@ -61,13 +61,19 @@ def folds(value: ir.Value | None) -> bool:
     The runtime folds it into them: at no cost on the right, by packing one element at a time on the left.
     """
     node = None if value is None else value.producer()
+    if node is None or not may_fold(node):
+        return False
+    uses = [use.node for use in node.outputs[0].uses()]
+    return bool(uses) and all(use.op_type == "MatMul" and use.graph is node.graph for use in uses)
+
+
+def may_fold(node: ir.Node) -> bool:
+    """Whether a node is a Transpose of the last two axes."""
     if not is_op(node, "Transpose"):
         return False
     perm = list(node.attributes["perm"].as_ints())
     n = len(perm)
-    uses = [use.node for use in node.outputs[0].uses()]
-    swaps = n >= 2 and perm == [*range(n - 2), n - 1, n - 2]
-    return swaps and bool(uses) and all(use.op_type == "MatMul" and use.graph is node.graph for use in uses)
+    return n >= 2 and perm == [*range(n - 2), n - 1, n - 2]
 
 
 _SHORT = 16
