@@ -36,24 +36,27 @@ _IR_VERSION = 10
 class UpgradeOpset(GraphPass):
     """Bring a model without functions to opset 21, and write fused operators of ONNX Runtime with plain ones.
 
-    Where there were fused operators, the shapes of all results are forgotten: those inferred around them are guesses.
+    Where there were fused operators, the shapes of all results are forgotten: those inferred around them are guesses. A
+    model whose nodes mean the same at both opsets counts as unchanged: their shapes are known already.
     """
 
     def rewrite(self, model: ir.Model) -> bool:
-        before = model.opset_imports.get("", 0)
         foreign = _has_fused(model)
-        upgrade(model)
+        changed = upgrade(model)
         if foreign:
             for value in (v for node in model.graph if not node.domain for v in node.outputs):
                 value.shape = None
-        return foreign or before != CANONICAL_OPSET
+        return changed
 
 
-def upgrade(model: ir.Model) -> None:
+def upgrade(model: ir.Model) -> bool:
     """Rewrite `model`, which has no functions, in place to opset 21 without changing the values that it computes.
 
     Covers nested graphs and what ONNX Runtime fused. Graph outputs keep their names. The model is neither serialized nor
     copied, and of its weights only the `scales` and `sizes` of old Resize nodes are read.
+
+    Returns:
+        Whether a node was rewritten, or is of the oldest opset, where shape inference knows less.
 
     Raises:
         ModelError: The opset is outside 7..28, or some nodes have no equivalent at 21; the message lists all of them.
@@ -70,6 +73,7 @@ def upgrade(model: ir.Model) -> None:
     if walk.problems:
         problems = [*walk.problems, *others]
         raise ModelError(f"{len(problems)} node(s) cannot be expressed at opset {CANONICAL_OPSET}:", lines=problems)
+    return walk.changed or version == OLDEST_OPSET
 
 
 def _has_fused(model: ir.Model) -> bool:
@@ -99,6 +103,7 @@ class _Walk:
         self._emitters: dict[ir.Graph, OpenEmitter] = {}
         self._fused = _has_fused(model)
         self.problems: list[str] = []
+        self.changed = False
 
     def visit(self, nodes: Iterable[ir.Node]) -> None:
         """Rewrite nodes and everything nested in them."""
@@ -163,6 +168,7 @@ class _Walk:
 
     def _convert(self, node: ir.Node, convert: Converter) -> Sequence[ir.Node]:
         """Call a converter, and return what it emitted before the node."""
+        self.changed = True
         return Rewriter(node, self._emitter(node)).convert(convert)
 
     def _emitter(self, node: ir.Node) -> OpenEmitter:
