@@ -63,6 +63,10 @@ class _Bounded(Emitter):
     stored = 0
     """Bytes of the constants asked for."""
 
+    def __init__(self, graph: ir.Graph, **options: Any) -> None:
+        super().__init__(graph, **options)
+        self.prices: dict[ir.Node, float] = {}
+
     def place(self, node: ir.Node) -> None:
         if len(self.emitted) >= MOST_NODES:
             raise LimitError(f"it takes more than {MOST_NODES:,} nodes")
@@ -71,10 +75,16 @@ class _Bounded(Emitter):
 
     def infer(self, node: ir.Node) -> None:
         super().infer(node)
-        if self.most < math.inf and node.op_type != "Scan" and not may_fold(node):
-            self.spent += node_seconds(node, self.target.rates)
+        if node.op_type != "Scan" and not may_fold(node):
+            price = self.prices[node] = node_seconds(node, self.target.rates)
+            self.spent += price
             if self.spent > self.most:
                 raise LimitError(f"it takes more than {1e3 * self.most:.3f} ms")
+
+    def price(self, node: ir.Node) -> float:
+        """Seconds of a node, once all readers of its operands are known: it may be a product that folds a Transpose."""
+        known = None if node.op_type == "MatMul" else self.prices.get(node)
+        return node_seconds(node, self.target.rates) if known is None else known
 
     def const(self, array: Any, dtype: ir.DataType | None = None) -> ir.Value:
         value = super().const(array, dtype)
@@ -122,7 +132,7 @@ def sketch(
     live = ancestors(result)
     emitted = [n for n in e.emitted if n in live]
     priced = [n for n in emitted if not folds(n.outputs[0])]
-    seconds = sum(node_seconds(n, target.rates) for n in priced)
+    seconds = sum(map(e.price, priced))
     last = result.producer()
     if ends and is_view(last):
         seconds += 2 * value_bytes(result) / target.rates.memory
