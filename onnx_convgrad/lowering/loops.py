@@ -70,10 +70,12 @@ def record_loops(model: ir.Model) -> None:
     """Write the notes into the metadata, once all values have their names; leave out results that no longer exist."""
     graph = model.graph
     model.metadata_props.pop(LOOPS, None)
+    if LOOPS not in graph.meta:
+        return
     names: dict[ir.Value | None, str] = {None: "", **{v: name for name, v in named_values(graph).items()}}
     recorded = {
         names[result]: {**loop, "inputs": [names[v] for v in operands]}
-        for result, operands, loop in graph.meta.pop(LOOPS, [])
+        for result, operands, loop in graph.meta.pop(LOOPS)
         if names.keys() >= {result, *operands}
     }
     if recorded:

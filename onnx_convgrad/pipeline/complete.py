@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from onnx_ir.passes.common import RemoveUnusedOpsetsPass
-
 from onnx_convgrad.base.progress import announce, note_step
 from onnx_convgrad.base.version import __version__
 from onnx_convgrad.base.warn import warn
@@ -45,9 +43,12 @@ def clean_up(built: Built) -> None:
             while f"{origin}/grad_{counts[origin]}" in taken:
                 counts[origin] += 1
             node.name = f"{origin}/grad_{counts[origin]}"
+    domains = {""}
     for node in all_nodes(m.graph):
         node.metadata_props.pop(ORIGIN, None)
-    RemoveUnusedOpsetsPass()(m)
+        domains.add(node.domain)
+    for unused in m.opset_imports.keys() - domains:
+        del m.opset_imports[unused]
     record_loops(m)
     m.producer_name, m.producer_version = "onnx_convgrad", __version__
 
