@@ -71,6 +71,22 @@ def test_names_metadata_and_values_stay() -> None:
     assert all(node.metadata_props["namespace"] == "head" for node in model.graph)
 
 
+@pytest.mark.parametrize(
+    ("opset", "node", "changed"),
+    [
+        (17, "Relu (x)", False),
+        (17, "ReduceMean <axes = [1]> (x)", True),
+        (OLDEST_OPSET, "Relu (x)", True),  # inference has no rule for some operators of that opset
+        (NEWEST_OPSET, "Relu (x)", False),
+    ],
+)
+def test_a_change_is_a_node_that_means_something_else(opset: int, node: str, changed: bool) -> None:
+    """Shapes are inferred again then."""
+    model = ir.from_proto(graph_of(f"(float[2,3] x) => (float[] y) {{ y = {node} }}", opset=opset))
+    assert upgrade(model) is changed
+    assert model.opset_imports[""] == 21
+
+
 def test_equal_constants_are_shared() -> None:
     means = " ".join(f"{b} = ReduceMean <axes = [1]> ({a})" for a, b in itertools.pairwise("xabcy"))
     model = ir.from_proto(graph_of(f"(float[2,3,4,5] x) => (float[] y) {{ {means} }}", opset=11))
