@@ -255,5 +255,5 @@ def _along_axes(node: ir.Node, rank: int | None) -> Iterator[str]:
 
 def _value(node: ir.Node, key: str, kind: ir.AttributeType = ir.AttributeType.INTS) -> Any:
     """The value of an attribute, `None` if there is none of that type."""
-    attribute = node.attributes.get(key)
+    attribute = node.attributes.data.get(key)
     return None if attribute is None or attribute.type != kind else attribute.value
