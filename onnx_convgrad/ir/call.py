@@ -47,8 +47,8 @@ class Call:
     names: tuple[tuple[str, ...], tuple[str, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
-        inputs, outputs = signature(self.node.domain, self.node.op_type)
-        self.names = (_spread(inputs, len(self.node.inputs)), _spread(outputs, len(self.node.outputs)))
+        node = self.node
+        self.names = _names(node.domain, node.op_type, len(node.inputs), len(node.outputs))
 
     def __getitem__(self, name: str) -> ir.Value:
         """The operand `name`; it must be present."""
@@ -135,6 +135,13 @@ def signature(domain: str, op_type: str) -> tuple[tuple[str, ...], tuple[str, ..
     return names(schema.inputs), names(schema.outputs)
 
 
+@lru_cache(maxsize=4096)
+def _names(domain: str, op_type: str, inputs: int, outputs: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The signature for so many operands and results."""
+    names = signature(domain, op_type)
+    return _spread(names[0], inputs), _spread(names[1], outputs)
+
+
 def _spread(names: tuple[str, ...], count: int) -> tuple[str, ...]:
     """Expand a variadic name to one name `name.i` per operand."""
     if not names or not names[-1].endswith("..."):
@@ -152,3 +159,4 @@ def declare_signature(op: str, inputs: Sequence[str], outputs: Sequence[str]) ->
     """Name the operands and results of an operator of another domain (`"my.domain::Op"`) for use in its rule."""
     SIGNATURES[op] = (tuple(inputs), tuple(outputs))
     signature.cache_clear()
+    _names.cache_clear()
