@@ -41,10 +41,11 @@ STATE_ROWS = "state_rows"
 
 
 Takes: TypeAlias = tuple[Sequence[Port], Sequence[Port], Mapping[str, object]]
+"""See `takes`."""
 
 
 def takes(manifest: Manifest) -> Takes:
-    """What a batch is converted to and checked for: the inputs for data and labels, and the classes of labels."""
+    """The inputs for data and labels, and the classes of labels: a batch is converted to these, and checked for them."""
     return manifest.data, manifest.targets, manifest.classes
 
 
