@@ -86,7 +86,8 @@ def captured_values(node: ir.Node) -> Iterator[ir.Value]:
 
 def values_read(node: ir.Node) -> list[ir.Value]:
     """The operands of a node that are present, and the values of outer graphs that its bodies read."""
-    return [v for v in (*node.inputs, *captured_values(node)) if v is not None]
+    captured = captured_values(node) if any(a.type in _BODIES for a in node.attributes.data.values()) else ()
+    return [v for v in (*node.inputs, *captured) if v is not None]
 
 
 def ancestors(value: ir.Value) -> set[ir.Node]:

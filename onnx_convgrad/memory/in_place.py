@@ -75,6 +75,12 @@ def written_safely(graph: ir.Graph, following: Mapping[str, str]) -> set[str]:
     return {held.name or "" for v, held in pairs if reads.late(v, held) == []}
 
 
+def written_over(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
+    """Output -> the input in whose memory it is written."""
+    inputs = {v.name: v for v in graph.inputs}
+    return {v: inputs[v.metadata_props[IN_PLACE]] for v in graph.outputs if IN_PLACE in v.metadata_props}
+
+
 def _pairs(graph: ir.Graph, following: Mapping[str, str]) -> list[tuple[ir.Value, ir.Value]]:
     """The outputs in `following`, and the inputs that they follow."""
     inputs = {v.name: v for v in graph.inputs}

@@ -12,11 +12,12 @@ from onnx_convgrad.errors import ArgumentError, LoweringError
 from onnx_convgrad.ir.nodes import subgraphs
 from onnx_convgrad.ir.passes import RemoveUnused, run_passes
 from onnx_convgrad.ir.shape_hints import input_shape_option
-from onnx_convgrad.lowering.cost.node import graph_seconds
+from onnx_convgrad.lowering.cost.node import NodePrices
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.memory.budget import Attempt, BudgetError, MemoryBudget, MemoryPlan, fit
+from onnx_convgrad.memory.flow import value_bytes
 from onnx_convgrad.memory.recompute import Selection
-from onnx_convgrad.memory.timeline import SortByDepth, value_bytes
+from onnx_convgrad.memory.timeline import SortByDepth
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.rewrites import fit_provider, lower, narrow_activations, write_in_place
 
@@ -42,6 +43,7 @@ def fit_memory(built: Built) -> None:
 def _attempts(built: Built) -> Attempt:
     """Try plans on copies of a model; plans with the same lowerings share what is lowered."""
     lowered: dict[Any, tuple[Built, Selection]] = {}  # by workspace and by choices
+    prices = NodePrices(built.target.rates)
 
     def lowered_within(limit: int | None) -> tuple[Built, Selection]:
         whole = lowered.get(None)
@@ -77,8 +79,7 @@ def _attempts(built: Built) -> Attempt:
             write_in_place(copy)
             order = SortByDepth()
             run_passes(copy.model, [RemoveUnused(), order])
-        graph = copy.model.graph
-        selection.tried[key] = order.peak, graph_seconds(graph, TypicalSizes(graph), copy.target.rates)
+        selection.tried[key] = order.peak, prices.graph(copy.model.graph)
         return selection.tried[key]
 
     return attempt
