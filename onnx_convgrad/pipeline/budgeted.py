@@ -47,7 +47,9 @@ def within_budget(options: Options, target: TargetInfo, make: Make, stages: Sequ
     def run(options: Options, target: TargetInfo) -> Built:
         built = make(options, target)
         built.trials = trials
-        return complete(built, stages)
+        complete(built, stages)
+        built.trials = Trials()  # copies of the model need not outlive the builds
+        return built
 
     if not isinstance(budget, int) or target.name != "cpu":
         return _fitted(options, target, run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
 
 import onnx_ir as ir
 
@@ -12,7 +11,6 @@ from onnx_convgrad.errors import ArgumentError, LoweringError
 from onnx_convgrad.ir.nodes import subgraphs
 from onnx_convgrad.ir.passes import RemoveUnused, run_passes
 from onnx_convgrad.ir.shape_hints import input_shape_option
-from onnx_convgrad.lowering.cost.node import NodePrices
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.memory.budget import Attempt, BudgetError, MemoryBudget, MemoryPlan, fit
 from onnx_convgrad.memory.flow import value_bytes
@@ -41,17 +39,23 @@ def fit_memory(built: Built) -> None:
 
 
 def _attempts(built: Built) -> Attempt:
-    """Try plans on copies of a model; plans with the same lowerings share what is lowered."""
-    lowered: dict[Any, tuple[Built, Selection]] = {}  # by workspace and by choices
-    prices = NodePrices(built.target.rates)
+    """Try plans on copies of a model; plans with the same lowerings share what is lowered, in earlier builds too."""
+    prices = built.trials.prices
+    lowered = built.trials.lowered.setdefault(built.target.stored is None, {})
 
-    def lowered_within(limit: int | None) -> tuple[Built, Selection]:
+    def lowered_within(limit: int | None) -> tuple[Built, Selection] | None:
         whole = lowered.get(None)
         if limit is not None and whole and all(choice.workspace <= limit for choice in whole[0].choices):
             return whole  # the cheapest lowerings are small enough
         if limit not in lowered:
             copy = built.copy_under(MemoryPlan(1.0, limit))  # it recomputes, so the boundary is marked
-            lower(copy)
+            try:
+                lower(copy)
+            except LoweringError:
+                if limit == built.options.target.max_workspace:
+                    raise
+                lowered[limit] = None
+                return None
             choices = tuple(choice.way for choice in copy.choices)
             if choices not in lowered:
                 narrow_activations(copy)
@@ -62,12 +66,10 @@ def _attempts(built: Built) -> Attempt:
 
     def attempt(plan: MemoryPlan) -> tuple[int, float] | None:
         with watched_steps(None), listening(None):
-            try:
-                whole, selection = lowered_within(plan.max_workspace)
-            except LoweringError:
-                if plan.max_workspace == built.options.target.max_workspace:
-                    raise
+            found = lowered_within(plan.max_workspace)
+            if found is None:
                 return None
+            whole, selection = found
             chosen = selection.places(plan.recompute) if plan.recompute else None
             key = chosen, plan.in_place
             if key in selection.tried:
@@ -79,7 +81,7 @@ def _attempts(built: Built) -> Attempt:
             write_in_place(copy)
             order = SortByDepth()
             run_passes(copy.model, [RemoveUnused(), order])
-        selection.tried[key] = order.peak, prices.graph(copy.model.graph)
+        selection.tried[key] = order.peak, prices.graph(copy.model.graph, copy.target.rates)
         return selection.tried[key]
 
     return attempt

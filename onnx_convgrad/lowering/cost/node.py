@@ -55,26 +55,25 @@ _UNCOMPARED = frozenset(kind for kind in ir.AttributeType if "GRAPH" in kind.nam
 
 
 class NodePrices:
-    """Predicted seconds of nodes of typical sizes; those that are equal but for names are priced once."""
+    """Predicted seconds of nodes of typical sizes, on one target; those that are equal but for names are priced once."""
 
-    def __init__(self, rates: Rates) -> None:
-        self._rates = rates
+    def __init__(self) -> None:
         self._found: dict[Any, float] = {}
 
-    def graph(self, graph: ir.Graph) -> float:
+    def graph(self, graph: ir.Graph, rates: Rates) -> float:
         """Seconds of the nodes of a graph."""
         sizes = TypicalSizes(graph)
-        return sum(self._seconds(node, sizes) for node in graph if not _is_free(node))
+        return sum(self._seconds(node, sizes, rates) for node in graph if not _is_free(node))
 
-    def _seconds(self, node: ir.Node, sizes: TypicalSizes) -> float:
+    def _seconds(self, node: ir.Node, sizes: TypicalSizes, rates: Rates) -> float:
         if any(a.type in _UNCOMPARED for a in node.attributes.data.values()):
-            return node_seconds(sizes.node(node), self._rates)
+            return node_seconds(sizes.node(node), rates)
         operands = [None if v is None else (sizes.shape(v), v.dtype, v.const_value) for v in node.inputs]
         attributes = [(a.name, a.value) for a in node.attributes.data.values()]
         results = map(sizes.shape, node.outputs)
         key = (node.domain, node.op_type, tuple(operands), tuple(attributes), tuple(results))
         if key not in self._found:
-            self._found[key] = node_seconds(sizes.node(node), self._rates)
+            self._found[key] = node_seconds(sizes.node(node), rates)
         return self._found[key]
 
 
