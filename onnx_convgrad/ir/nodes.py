@@ -90,6 +90,17 @@ def values_read(node: ir.Node) -> list[ir.Value]:
     return [v for v in (*node.inputs, *captured) if v is not None]
 
 
+def put_in_order(graph: ir.Graph) -> None:
+    """Sort the nodes of a graph, unless each stands behind those that it reads: sorting takes three times as long."""
+    done: set[ir.Node] = set()
+    for node in graph:
+        producers = [v.producer() for v in values_read(node)]
+        if any(p is not None and p not in done and p.graph is graph for p in producers):
+            graph.sort()
+            return
+        done.add(node)
+
+
 def ancestors(value: ir.Value) -> set[ir.Node]:
     """The nodes that `value` depends on, through operands and captured values."""
     found: set[ir.Node] = set()

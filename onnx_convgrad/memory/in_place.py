@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.facts import is_view
 from onnx_convgrad.ir.constants import is_constant
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.nodes import values_read
+from onnx_convgrad.ir.nodes import put_in_order, values_read
 from onnx_convgrad.ir.notes import IN_PLACE
 from onnx_convgrad.ir.passes import GraphPass
 from onnx_convgrad.memory.late_views import late_view, late_zero
@@ -57,7 +57,7 @@ class WriteInPlace(GraphPass):
             output.metadata_props[IN_PLACE] = held.name or ""
             changed = True
         if e.emitted:
-            graph.sort()
+            put_in_order(graph)
         return changed
 
 

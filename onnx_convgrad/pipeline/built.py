@@ -65,6 +65,7 @@ class Built:
         following: Output -> input that it may be written over with a memory budget.
         trials: What earlier builds of the model have shown.
         plan: How memory is saved.
+        selection: The choice of what is recomputed, if a plan was searched; it shares nodes with copies of the model.
         mark: The node between the forward and the backward part of the lowered graph, if one is needed.
         gradients: Differentiated value -> graph output with its derivative.
         choices: The lowering of each abstract operator.
@@ -83,6 +84,7 @@ class Built:
     following: Mapping[str, str] = field(default_factory=dict)
     trials: Trials = field(default_factory=Trials, init=False)
     plan: MemoryPlan = field(init=False)
+    selection: Selection | None = field(default=None, init=False)
     mark: ir.Node | None = field(default=None, init=False)
     gradients: dict[str, str] = field(default_factory=dict, init=False)
     choices: tuple[Choice, ...] = field(default=(), init=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 
 import onnx_ir as ir
 
@@ -28,63 +29,64 @@ def fit_memory(built: Built) -> None:
     if target.stored:
         _check_possible(graph, options.memory.budget)
     try:
-        built.memory = fit(remembered(_attempts(built), built), options.memory.budget, options.target.max_workspace)
+        built.memory = fit(
+            remembered(partial(_attempt, built), built), options.memory.budget, options.target.max_workspace
+        )
     except BudgetError as tight:
         tight.loops = target.stored is not None and any(any(subgraphs(node)) for node in graph)
         raise
     built.plan = built.memory.plan
+    found = _lowered(built, built.plan.max_workspace)
+    built.selection = found[1] if found and built.plan.recompute else None
 
 
 # -- trials of plans ---------------------------------------------------------------------------------------------------
 
 
-def _attempts(built: Built) -> Attempt:
-    """Try plans on copies of a model; plans with the same lowerings share what is lowered, in earlier builds too."""
-    prices = built.trials.prices
+def _lowered(built: Built, limit: int | None) -> tuple[Built, Selection] | None:
+    """A lowered copy with workspaces below a limit, and the choice of what is recomputed in it; `None` if there is none."""
     lowered = built.trials.lowered.setdefault(built.target.stored is None, {})
+    whole = lowered.get(None)
+    if limit is not None and whole and all(choice.workspace <= limit for choice in whole[0].choices):
+        return whole  # the cheapest lowerings are small enough
+    if limit not in lowered:
+        copy = built.copy_under(MemoryPlan(1.0, limit))  # it recomputes, so the boundary is marked
+        try:
+            lower(copy)
+        except LoweringError:
+            if limit == built.options.target.max_workspace:
+                raise
+            lowered[limit] = None
+            return None
+        choices = tuple(choice.way for choice in copy.choices)
+        if choices not in lowered:
+            narrow_activations(copy)
+            assert copy.mark is not None
+            lowered[choices] = copy, Selection(copy.target, copy.model.graph, copy.mark)
+        lowered[limit] = lowered[choices]
+    return lowered[limit]
 
-    def lowered_within(limit: int | None) -> tuple[Built, Selection] | None:
-        whole = lowered.get(None)
-        if limit is not None and whole and all(choice.workspace <= limit for choice in whole[0].choices):
-            return whole  # the cheapest lowerings are small enough
-        if limit not in lowered:
-            copy = built.copy_under(MemoryPlan(1.0, limit))  # it recomputes, so the boundary is marked
-            try:
-                lower(copy)
-            except LoweringError:
-                if limit == built.options.target.max_workspace:
-                    raise
-                lowered[limit] = None
-                return None
-            choices = tuple(choice.way for choice in copy.choices)
-            if choices not in lowered:
-                narrow_activations(copy)
-                assert copy.mark is not None
-                lowered[choices] = copy, Selection(copy.target, copy.model.graph, copy.mark)
-            lowered[limit] = lowered[choices]
-        return lowered[limit]
 
-    def attempt(plan: MemoryPlan) -> tuple[int, float] | None:
-        with watched_steps(None), listening(None):
-            found = lowered_within(plan.max_workspace)
-            if found is None:
-                return None
-            whole, selection = found
-            chosen = selection.places(plan.recompute) if plan.recompute else None
-            key = chosen, plan.in_place
-            if key in selection.tried:
-                return selection.tried[key]
-            copy = whole.copy_under(plan)
-            if chosen is not None:
-                run_passes(copy.model, [selection.recomputing(copy.model.graph, chosen)])
-            fit_provider(copy)
-            write_in_place(copy)
-            order = SortByDepth()
-            run_passes(copy.model, [RemoveUnused(), order])
-        selection.tried[key] = order.peak, prices.graph(copy.model.graph, copy.target.rates)
-        return selection.tried[key]
-
-    return attempt
+def _attempt(built: Built, plan: MemoryPlan) -> tuple[int, float] | None:
+    """Try a plan on a copy of a model; plans with the same lowerings share what is lowered, in earlier builds too."""
+    with watched_steps(None), listening(None):
+        found = _lowered(built, plan.max_workspace)
+        if found is None:
+            return None
+        whole, selection = found
+        chosen = selection.places(plan.recompute) if plan.recompute else None
+        key = chosen, plan.in_place
+        if key in selection.tried:
+            return selection.tried[key]
+        copy = whole.copy_under(plan)
+        if chosen is not None:
+            run_passes(copy.model, [selection.recomputing(copy.model.graph, chosen)])
+        fit_provider(copy)
+        write_in_place(copy)
+        order = SortByDepth()
+        run_passes(copy.model, [RemoveUnused(), order])
+    selection.tried[key] = order.peak, built.trials.prices.graph(copy.model.graph, copy.target.rates)
+    return selection.tried[key]
 
 
 def remembered(attempt: Attempt, built: Built) -> Attempt:
