@@ -186,9 +186,13 @@ def value_bytes(value: ir.Value, sizes: TypicalSizes) -> int:
     return math.ceil(count * value.dtype.itemsize)
 
 
+_TAKING = frozenset("Conv ConvTranspose HardSwish LogSoftmax Max Mean Min Mish Softmax Sum Where".split())
+"""Operators whose kernels may take scratch memory."""
+
+
 def _scratch(node: ir.Node, sizes: TypicalSizes) -> int:
     """Bytes that a kernel takes while it runs."""
-    if node.domain or not node.outputs:
+    if node.domain or node.op_type not in _TAKING or not node.outputs:
         return 0
     whole = value_bytes(node.outputs[0], sizes)
     item = node.outputs[0].dtype.itemsize if node.outputs[0].dtype else 4

@@ -103,27 +103,25 @@ class SortByDepth(GraphPass):
     ONNX Runtime goes from the last end to its operands, the last of them first (see `memory.timeline`). So the deepest
     operand comes first, and what takes few steps, such as a transposed weight, is made when it is needed. Of the gradients,
     those of the last layers come first.
-
-    Attributes:
-        peak: The predicted memory of the last graph that was sorted.
     """
-
-    peak = 0
 
     def rewrite(self, model: ir.Model) -> bool:
         """Sort the main graph; bodies run as they are written."""
         graph = model.graph
-        sizes = TypicalSizes(graph)
-        flow = Flow(graph, list(graph), sizes)
-        wanted = _by_depth(flow.sources)
-        orders = (_runtime_order(flow.sources, order) for order in (range(len(wanted)), wanted))
-        before, after = (_timeline(graph, flow, order, sizes).peak for order in orders)
-        self.peak = min(before, after)
-        if after >= before:
+        before, (after, _) = list(graph), least_order(graph, TypicalSizes(graph))
+        if after == before:
             return False
-        graph.remove(flow.nodes)
-        graph.extend(flow.nodes[node] for node in wanted)
+        graph.remove(before)
+        graph.extend(after)
         return True
+
+
+def least_order(graph: ir.Graph, sizes: TypicalSizes) -> tuple[list[ir.Node], int]:
+    """The nodes of a graph in the order of `SortByDepth`, and the predicted memory of a run in bytes."""
+    flow = Flow(graph, list(graph), sizes)
+    orders = range(len(flow.nodes)), _by_depth(flow.sources)
+    peaks = [_timeline(graph, flow, _runtime_order(flow.sources, order), sizes).peak for order in orders]
+    return [flow.nodes[node] for node in orders[peaks[1] < peaks[0]]], min(peaks)
 
 
 def _by_depth(sources: Sequence[Sequence[int]]) -> list[int]:

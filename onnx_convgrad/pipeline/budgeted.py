@@ -110,7 +110,7 @@ def rewritten_bytes(model: ir.Model) -> int | None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rewritten.onnx"
         try:
-            session(model, rewritten=str(path))
+            session(model, options={"threads": 1}, rewritten=str(path))  # nothing runs
         except ConvGradError:
             return None
         graph = ir.load(path).graph

@@ -16,7 +16,7 @@ from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.memory.budget import Attempt, BudgetError, MemoryBudget, MemoryPlan, fit
 from onnx_convgrad.memory.flow import value_bytes
 from onnx_convgrad.memory.recompute import Selection
-from onnx_convgrad.memory.timeline import SortByDepth
+from onnx_convgrad.memory.timeline import least_order
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.rewrites import fit_provider, lower, narrow_activations, write_in_place
 
@@ -83,9 +83,10 @@ def _attempt(built: Built, plan: MemoryPlan) -> tuple[int, float] | None:
             run_passes(copy.model, [selection.recomputing(copy.model.graph, chosen)])
         fit_provider(copy)
         write_in_place(copy)
-        order = SortByDepth()
-        run_passes(copy.model, [RemoveUnused(), order])
-    selection.tried[key] = order.peak, built.trials.prices.graph(copy.model.graph, copy.target.rates)
+        run_passes(copy.model, [RemoveUnused()])
+    sizes = TypicalSizes(copy.model.graph)
+    order, peak = least_order(copy.model.graph, sizes)
+    selection.tried[key] = peak, built.trials.prices.total(order, sizes, copy.target.rates)
     return selection.tried[key]
 
 

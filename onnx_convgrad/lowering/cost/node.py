@@ -60,10 +60,9 @@ class NodePrices:
     def __init__(self) -> None:
         self._found: dict[Any, float] = {}
 
-    def graph(self, graph: ir.Graph, rates: Rates) -> float:
-        """Seconds of the nodes of a graph."""
-        sizes = TypicalSizes(graph)
-        return sum(self._seconds(node, sizes, rates) for node in graph if not _is_free(node))
+    def total(self, nodes: Iterable[ir.Node], sizes: TypicalSizes, rates: Rates) -> float:
+        """Seconds of all these nodes."""
+        return sum(self._seconds(node, sizes, rates) for node in nodes if not _is_free(node))
 
     def _seconds(self, node: ir.Node, sizes: TypicalSizes, rates: Rates) -> float:
         if any(a.type in _UNCOMPARED for a in node.attributes.data.values()):
