@@ -81,7 +81,7 @@ class NodeWriter:
         self.joint = joint
         self.samples = samples
         self.target = target or TARGETS["cpu"]
-        self.inner = False
+        self.outer: NodeWriter | None = None
         self.anchor: ir.Node | None = None
         self.origin: str = ""
         self.emitted: list[ir.Node] = []
@@ -94,13 +94,13 @@ class NodeWriter:
     def of_body(self, body: ir.Graph) -> Self:
         """A writer of a body of this graph, with names that are unique in both."""
         writer = type(self)(body, target=self.target, joint=self.joint, samples=self.samples)
-        writer.names, writer.inner = self.names, True
+        writer.outer = self
         return writer
 
     @cached_property
     def names(self) -> Namespace:
         """The names of the graph's values at the first use of this property, and those claimed since."""
-        return Namespace.of_values(self.graph)
+        return Namespace.of_values(self.graph) if self.outer is None else self.outer.names
 
     @cached_property
     def order(self) -> dict[ir.Node, int]:
@@ -179,8 +179,8 @@ class NodeWriter:
         else:
             self.graph.insert_before(self.anchor, node)
         for value in unnamed:  # see quirks.RESULT_NAMES
-            if self.inner or value.name in used:
-                value.name = self.names.claim("inner" if self.inner else value.name or "val")
+            if self.outer or value.name in used:
+                value.name = self.names.claim("inner" if self.outer else value.name or "val")
         self.placed += 1
         if "order" in self.__dict__:
             self.order[node] = len(self.order)
