@@ -186,32 +186,33 @@ def value_bytes(value: ir.Value, sizes: TypicalSizes) -> int:
     return math.ceil(count * value.dtype.itemsize)
 
 
-_TAKING = frozenset("Conv ConvTranspose HardSwish LogSoftmax Max Mean Min Mish Softmax Sum Where".split())
-"""Operators whose kernels may take scratch memory."""
-
-
 def _scratch(node: ir.Node, sizes: TypicalSizes) -> int:
     """Bytes that a kernel takes while it runs."""
-    if node.domain or node.op_type not in _TAKING or not node.outputs:
+    if node.domain or not node.outputs:
         return 0
-    whole = value_bytes(node.outputs[0], sizes)
-    item = node.outputs[0].dtype.itemsize if node.outputs[0].dtype else 4
+    result = node.outputs[0]
     if node.op_type == "Where":  # each side, with zeros in the places of the other
         condition, *sides = (math.prod(_dims(v, sizes)) for v in node.inputs)
-        return int(item * sum(max(condition, side) for side in sides))
+        return int(_item(result) * sum(max(condition, side) for side in sides))
     if node.op_type in ("Sum", "Max", "Min", "Mean"):
-        return whole if len(node.inputs) > 2 else 0
+        return value_bytes(result, sizes) if len(node.inputs) > 2 else 0
     if node.op_type in ("HardSwish", "Mish"):  # functions of two operators
-        return whole
+        return value_bytes(result, sizes)
     if node.op_type in ("Softmax", "LogSoftmax"):
-        rank = len(node.outputs[0].shape or ())
-        return 0 if node.attributes.get_int("axis", -1) % max(rank, 1) == rank - 1 else 2 * whole
+        rank = len(result.shape or ())
+        last = node.attributes.get_int("axis", -1) % max(rank, 1) == rank - 1
+        return 0 if last else 2 * value_bytes(result, sizes)
     if node.op_type in ("Conv", "ConvTranspose"):  # the patches of an image
         data, kernel = (_dims(v, sizes) for v in node.inputs[:2])
-        points = math.prod((data if node.op_type == "ConvTranspose" else _dims(node.outputs[0], sizes))[2:])
+        points = math.prod((data if node.op_type == "ConvTranspose" else _dims(result, sizes))[2:])
         many = node.op_type == "ConvTranspose" or (kernel or [0])[0] > points * node.attributes.get_int("group", 1)
-        return int(item * points * math.prod(kernel[1:])) if many else 0
+        return int(_item(result) * points * math.prod(kernel[1:])) if many else 0
     return 0
+
+
+def _item(value: ir.Value) -> float:
+    """Bytes of an element; four of an unknown type."""
+    return value.dtype.itemsize if value.dtype else 4
 
 
 def _dims(value: ir.Value | None, sizes: TypicalSizes) -> list[int]:
