@@ -82,8 +82,9 @@ def _attempt(built: Built, plan: MemoryPlan) -> tuple[int, float] | None:
         if chosen is not None:
             run_passes(copy.model, [selection.recomputing(copy.model.graph, chosen)])
         fit_provider(copy)
+        if not plan.in_place:  # else `write_in_place` does so
+            run_passes(copy.model, [RemoveUnused()])
         write_in_place(copy)
-        run_passes(copy.model, [RemoveUnused()])
     sizes = TypicalSizes(copy.model.graph)
     order, peak = least_order(copy.model.graph, sizes)
     selection.tried[key] = peak, built.trials.prices.total(order, sizes, copy.target.rates)
