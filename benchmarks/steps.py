@@ -32,7 +32,8 @@ from benchmarks.environments import environment
 from benchmarks.networks import NETWORKS, OTHERS, export, network
 from benchmarks.program import Row, announced, carry_out, geometric_mean, parser, table
 from onnx_convgrad.bench.timing import calm
-from onnx_convgrad.memory.timeline import timeline, written_over
+from onnx_convgrad.memory.in_place import written_over
+from onnx_convgrad.memory.timeline import timeline
 
 ROOT = Path(__file__).parent.parent
 RATE = 1e-3

@@ -39,4 +39,5 @@ def same_shape(a: ir.Shape, b: ir.Shape) -> bool:
 def symbols(graph: ir.Graph) -> set[str]:
     """The names of the unknown dimensions of a graph."""
     values = [*graph.inputs, *(v for node in graph for v in node.outputs)]
-    return {d.value for v in values if v.shape is not None for d in v.shape if not isinstance(d, int) and d.value}
+    shapes = [v.shape for v in values]
+    return {d.value for shape in shapes if shape for d in shape.dims if not isinstance(d, int) and d.value}

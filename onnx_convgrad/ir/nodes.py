@@ -86,7 +86,19 @@ def captured_values(node: ir.Node) -> Iterator[ir.Value]:
 
 def values_read(node: ir.Node) -> list[ir.Value]:
     """The operands of a node that are present, and the values of outer graphs that its bodies read."""
-    return [v for v in (*node.inputs, *captured_values(node)) if v is not None]
+    captured = captured_values(node) if any(a.type in _BODIES for a in node.attributes.data.values()) else ()
+    return [v for v in (*node.inputs, *captured) if v is not None]
+
+
+def put_in_order(graph: ir.Graph) -> None:
+    """Sort the nodes of a graph, unless each stands behind those that it reads: sorting takes three times as long."""
+    done: set[ir.Node] = set()
+    for node in graph:
+        producers = [v.producer() for v in values_read(node)]
+        if any(p is not None and p not in done and p.graph is graph for p in producers):
+            graph.sort()
+            return
+        done.add(node)
 
 
 def ancestors(value: ir.Value) -> set[ir.Node]:

@@ -81,7 +81,7 @@ class NodeWriter:
         self.joint = joint
         self.samples = samples
         self.target = target or TARGETS["cpu"]
-        self.inner = False
+        self.outer: NodeWriter | None = None
         self.anchor: ir.Node | None = None
         self.origin: str = ""
         self.emitted: list[ir.Node] = []
@@ -94,13 +94,13 @@ class NodeWriter:
     def of_body(self, body: ir.Graph) -> Self:
         """A writer of a body of this graph, with names that are unique in both."""
         writer = type(self)(body, target=self.target, joint=self.joint, samples=self.samples)
-        writer.names, writer.inner = self.names, True
+        writer.outer = self
         return writer
 
     @cached_property
     def names(self) -> Namespace:
         """The names of the graph's values at the first use of this property, and those claimed since."""
-        return Namespace.of_values(self.graph)
+        return Namespace.of_values(self.graph) if self.outer is None else self.outer.names
 
     @cached_property
     def order(self) -> dict[ir.Node, int]:
@@ -121,6 +121,15 @@ class NodeWriter:
     def op(self, op_type: str, *inputs: Operand, domain: str = "", **attributes: Any) -> ir.Value:
         """Emit a node with one output. Numbers among `inputs` become constants of the first tensor input's dtype."""
         return self.ops(op_type, *inputs, outputs=1, domain=domain, **attributes)[0]
+
+    def op_like(self, like: ir.Value, op_type: str, *inputs: ir.Value) -> ir.Value:
+        """Emit a node without attributes; its output has dtype and shape of `like`, which need not be inferred."""
+        key = ("", op_type, 1, inputs, ())
+        if key not in self._memo:
+            node = ir.Node("", op_type, inputs, num_outputs=1)
+            self.place(node)
+            self._memo[key] = (self.typed(node.outputs[0], like),)
+        return self._memo[key][0]
 
     def ops(
         self, op_type: str, *inputs: Operand, outputs: int, domain: str = "", **attributes: Any
@@ -170,8 +179,8 @@ class NodeWriter:
         else:
             self.graph.insert_before(self.anchor, node)
         for value in unnamed:  # see quirks.RESULT_NAMES
-            if self.inner or value.name in used:
-                value.name = self.names.claim("inner" if self.inner else value.name or "val")
+            if self.outer or value.name in used:
+                value.name = self.names.claim("inner" if self.outer else value.name or "val")
         self.placed += 1
         if "order" in self.__dict__:
             self.order[node] = len(self.order)
@@ -357,8 +366,9 @@ def _is_data(value: ir.Value) -> bool:
 def _sizes(value: ir.Value | None) -> list[int] | None:
     if value is None or value.shape is None:
         return None
-    sizes = [d for d in value.shape if isinstance(d, int)]
-    return sizes if len(sizes) == len(value.shape) else None
+    dims = value.shape.dims
+    sizes = [d for d in dims if isinstance(d, int)]
+    return sizes if len(sizes) == len(dims) else None
 
 
 def _reshaped(node: ir.Node) -> Sequence[Size] | None:
@@ -400,10 +410,11 @@ def _integers(value: ir.Value | None) -> list[int] | None:
 
 def _sliced(node: ir.Node) -> list[int] | None:
     sizes, vectors = _sizes(node.inputs[0]), [_integers(v) for v in node.inputs[1:]]
-    if sizes is None or len(vectors) < 3 or None in vectors:
+    if sizes is None or None in vectors:
         return None
-    starts, ends, axes, *steps = (v for v in vectors if v is not None)
-    for start, end, axis, step in zip(starts, ends, axes, steps[0] if steps else [1] * len(axes), strict=True):
+    starts, ends, *others = (v for v in vectors if v is not None)
+    axes, steps = (*others, *(list(range(len(starts))), [1] * len(starts))[len(others) :])
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         sizes[axis] = len(range(sizes[axis])[start:end:step])
     return sizes
 

@@ -35,7 +35,7 @@ class Arena:
         self._free: list[tuple[int, ...]] = []  # size and address, sorted
         self._region = _FIRST_REGION
         self._lowest = 0
-        self._written: list[tuple[int, int]] = []
+        self._written: dict[int, int] = {}  # address -> largest end
 
     def allocate(self, size: int) -> int:
         """The address of a chunk of so many bytes, which are written."""
@@ -49,7 +49,7 @@ class Arena:
         if found >= 2 * rounded or found - rounded >= _SPARE:
             self._split(address, chunk, rounded)
         chunk.used = True
-        self._written.append((address, address + size))
+        self._written[address] = max(self._written.get(address, address), address + size)
         return address
 
     def _extend(self, size: int) -> None:
@@ -98,7 +98,7 @@ class Arena:
     def resident(self) -> int:
         """Bytes that were written at least once."""
         total, end = 0, self._lowest
-        for start, stop in sorted(self._written):
+        for start, stop in sorted(self._written.items()):
             total += max(0, stop - max(start, end))
             end = max(end, stop)
         return total

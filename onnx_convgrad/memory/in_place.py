@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.facts import is_view
 from onnx_convgrad.ir.constants import is_constant
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.nodes import values_read
+from onnx_convgrad.ir.nodes import put_in_order, values_read
 from onnx_convgrad.ir.notes import IN_PLACE
 from onnx_convgrad.ir.passes import GraphPass
 from onnx_convgrad.memory.late_views import late_view, late_zero
@@ -57,7 +57,7 @@ class WriteInPlace(GraphPass):
             output.metadata_props[IN_PLACE] = held.name or ""
             changed = True
         if e.emitted:
-            graph.sort()
+            put_in_order(graph)
         return changed
 
 
@@ -73,6 +73,12 @@ def written_safely(graph: ir.Graph, following: Mapping[str, str]) -> set[str]:
     pairs = _pairs(graph, following)
     reads = _Reads(graph, [v for v, _ in pairs])
     return {held.name or "" for v, held in pairs if reads.late(v, held) == []}
+
+
+def written_over(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
+    """Output -> the input in whose memory it is written."""
+    inputs = {v.name: v for v in graph.inputs}
+    return {v: inputs[v.metadata_props[IN_PLACE]] for v in graph.outputs if IN_PLACE in v.metadata_props}
 
 
 def _pairs(graph: ir.Graph, following: Mapping[str, str]) -> list[tuple[ir.Value, ir.Value]]:

@@ -36,7 +36,8 @@ def late_zero(e: Emitter, values: Sequence[ir.Value]) -> ir.Value:
 
 def late_view(e: Emitter, value: ir.Value, zero: ir.Value) -> ir.Value:
     """A view of the value that cannot be made before `zero` is known."""
-    return e.typed(e.op("Reshape", value, e.op("Add", e.shape(value), zero)), value)
+    shape = e.shape(value)
+    return e.op_like(value, "Reshape", value, e.op_like(shape, "Add", shape, zero))
 
 
 def read_late(e: Emitter, nodes: Sequence[ir.Node], zero: ir.Value, keep: Collection[ir.Value] = ()) -> None:

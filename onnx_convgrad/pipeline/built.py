@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import onnx
 import onnx_ir as ir
@@ -16,10 +16,10 @@ from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.serialize import completed, whole_proto
 from onnx_convgrad.ir.targets import TargetInfo, target_named
 from onnx_convgrad.lowering.cost.calibration import calibrated
-from onnx_convgrad.lowering.cost.node import worth_storing
+from onnx_convgrad.lowering.cost.node import NodePrices, worth_storing
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.memory.budget import Fit, MemoryPlan
-from onnx_convgrad.memory.recompute import Recomputation
+from onnx_convgrad.memory.recompute import Recomputation, Selection
 from onnx_convgrad.pipeline.options import Names, Options
 
 Mode = Literal["vjp", "grad", "jvp", "hvp"]
@@ -39,10 +39,15 @@ class Trials:
     Attributes:
         factor: Memory of a run over its prediction.
         tried: Results of plans, by the plan and whether loops store less; no plan is tried twice.
+        lowered: Lowered copies, by whether loops store less, and then by the largest workspace and by the lowerings; `None`
+            if no lowering has so small a workspace.
+        prices: The prices of nodes on the target.
     """
 
     factor: float = 1.0
     tried: dict[tuple[MemoryPlan, bool], tuple[int, float] | None] = field(default_factory=dict)
+    lowered: dict[bool, dict[Any, tuple[Built, Selection] | None]] = field(default_factory=dict)
+    prices: NodePrices = field(default_factory=NodePrices)
 
 
 @dataclass(slots=True)
@@ -60,6 +65,7 @@ class Built:
         following: Output -> input that it may be written over with a memory budget.
         trials: What earlier builds of the model have shown.
         plan: How memory is saved.
+        selection: The choice of what is recomputed, if a plan was searched; it shares nodes with copies of the model.
         mark: The node between the forward and the backward part of the lowered graph, if one is needed.
         gradients: Differentiated value -> graph output with its derivative.
         choices: The lowering of each abstract operator.
@@ -78,6 +84,7 @@ class Built:
     following: Mapping[str, str] = field(default_factory=dict)
     trials: Trials = field(default_factory=Trials, init=False)
     plan: MemoryPlan = field(init=False)
+    selection: Selection | None = field(default=None, init=False)
     mark: ir.Node | None = field(default=None, init=False)
     gradients: dict[str, str] = field(default_factory=dict, init=False)
     choices: tuple[Choice, ...] = field(default=(), init=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
+from functools import partial
 
 import onnx_ir as ir
 
@@ -12,11 +12,11 @@ from onnx_convgrad.errors import ArgumentError, LoweringError
 from onnx_convgrad.ir.nodes import subgraphs
 from onnx_convgrad.ir.passes import RemoveUnused, run_passes
 from onnx_convgrad.ir.shape_hints import input_shape_option
-from onnx_convgrad.lowering.cost.node import graph_seconds
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.memory.budget import Attempt, BudgetError, MemoryBudget, MemoryPlan, fit
+from onnx_convgrad.memory.flow import value_bytes
 from onnx_convgrad.memory.recompute import Selection
-from onnx_convgrad.memory.timeline import SortByDepth, value_bytes
+from onnx_convgrad.memory.timeline import least_order
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.rewrites import fit_provider, lower, narrow_activations, write_in_place
 
@@ -29,59 +29,66 @@ def fit_memory(built: Built) -> None:
     if target.stored:
         _check_possible(graph, options.memory.budget)
     try:
-        built.memory = fit(remembered(_attempts(built), built), options.memory.budget, options.target.max_workspace)
+        built.memory = fit(
+            remembered(partial(_attempt, built), built), options.memory.budget, options.target.max_workspace
+        )
     except BudgetError as tight:
         tight.loops = target.stored is not None and any(any(subgraphs(node)) for node in graph)
         raise
     built.plan = built.memory.plan
+    found = _lowered(built, built.plan.max_workspace)
+    built.selection = found[1] if found and built.plan.recompute else None
 
 
 # -- trials of plans ---------------------------------------------------------------------------------------------------
 
 
-def _attempts(built: Built) -> Attempt:
-    """Try plans on copies of a model; plans with the same lowerings share what is lowered."""
-    lowered: dict[Any, tuple[Built, Selection]] = {}  # by workspace and by choices
-
-    def lowered_within(limit: int | None) -> tuple[Built, Selection]:
-        whole = lowered.get(None)
-        if limit is not None and whole and all(choice.workspace <= limit for choice in whole[0].choices):
-            return whole  # the cheapest lowerings are small enough
-        if limit not in lowered:
-            copy = built.copy_under(MemoryPlan(1.0, limit))  # it recomputes, so the boundary is marked
+def _lowered(built: Built, limit: int | None) -> tuple[Built, Selection] | None:
+    """A lowered copy with workspaces below a limit, and the choice of what is recomputed in it; `None` if there is none."""
+    lowered = built.trials.lowered.setdefault(built.target.stored is None, {})
+    whole = lowered.get(None)
+    if limit is not None and whole and all(choice.workspace <= limit for choice in whole[0].choices):
+        return whole  # the cheapest lowerings are small enough
+    if limit not in lowered:
+        copy = built.copy_under(MemoryPlan(1.0, limit))  # it recomputes, so the boundary is marked
+        try:
             lower(copy)
-            choices = tuple(choice.way for choice in copy.choices)
-            if choices not in lowered:
-                narrow_activations(copy)
-                assert copy.mark is not None
-                lowered[choices] = copy, Selection(copy.target, copy.model.graph, copy.mark)
-            lowered[limit] = lowered[choices]
-        return lowered[limit]
+        except LoweringError:
+            if limit == built.options.target.max_workspace:
+                raise
+            lowered[limit] = None
+            return None
+        choices = tuple(choice.way for choice in copy.choices)
+        if choices not in lowered:
+            narrow_activations(copy)
+            assert copy.mark is not None
+            lowered[choices] = copy, Selection(copy.target, copy.model.graph, copy.mark)
+        lowered[limit] = lowered[choices]
+    return lowered[limit]
 
-    def attempt(plan: MemoryPlan) -> tuple[int, float] | None:
-        with watched_steps(None), listening(None):
-            try:
-                whole, selection = lowered_within(plan.max_workspace)
-            except LoweringError:
-                if plan.max_workspace == built.options.target.max_workspace:
-                    raise
-                return None
-            chosen = selection.places(plan.recompute) if plan.recompute else None
-            key = chosen, plan.in_place
-            if key in selection.tried:
-                return selection.tried[key]
-            copy = whole.copy_under(plan)
-            if chosen is not None:
-                run_passes(copy.model, [selection.recomputing(copy.model.graph, chosen)])
-            fit_provider(copy)
-            write_in_place(copy)
-            order = SortByDepth()
-            run_passes(copy.model, [RemoveUnused(), order])
-        graph = copy.model.graph
-        selection.tried[key] = order.peak, graph_seconds(graph, TypicalSizes(graph), copy.target.rates)
-        return selection.tried[key]
 
-    return attempt
+def _attempt(built: Built, plan: MemoryPlan) -> tuple[int, float] | None:
+    """Try a plan on a copy of a model; plans with the same lowerings share what is lowered, in earlier builds too."""
+    with watched_steps(None), listening(None):
+        found = _lowered(built, plan.max_workspace)
+        if found is None:
+            return None
+        whole, selection = found
+        chosen = selection.places(plan.recompute) if plan.recompute else None
+        key = chosen, plan.in_place
+        if key in selection.tried:
+            return selection.tried[key]
+        copy = whole.copy_under(plan)
+        if chosen is not None:
+            run_passes(copy.model, [selection.recomputing(copy.model.graph, chosen)])
+        fit_provider(copy)
+        if not plan.in_place:  # else `write_in_place` does so
+            run_passes(copy.model, [RemoveUnused()])
+        write_in_place(copy)
+    sizes = TypicalSizes(copy.model.graph)
+    order, peak = least_order(copy.model.graph, sizes)
+    selection.tried[key] = peak, built.trials.prices.total(order, sizes, copy.target.rates)
+    return selection.tried[key]
 
 
 def remembered(attempt: Attempt, built: Built) -> Attempt:

@@ -56,7 +56,11 @@ def recompute(built: Built) -> None:
     if built.mark is None or built.recomputed is None:
         return
     announce("recomputing")
-    values = RecomputeValues(built.target, built.mark, built.recomputed)
+    selection, built.selection = built.selection, None
+    if selection is None:
+        values = RecomputeValues(built.target, built.mark, built.recomputed)
+    else:
+        values = selection.recomputing(built.model.graph, selection.places(built.plan.recompute))
     run_passes(built.model, [values])
     built.recomputation = values.report
 

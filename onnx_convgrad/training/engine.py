@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx_convgrad.data.inputs import as_array
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.bound_inputs import BindInputs
-from onnx_convgrad.memory.timeline import written_over
+from onnx_convgrad.memory.in_place import written_over
 from onnx_convgrad.metrics.batch_weights import Counts, concatenate
 from onnx_convgrad.programs.graph_names import GraphName
 from onnx_convgrad.programs.inference import store_apart

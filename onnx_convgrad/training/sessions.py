@@ -13,8 +13,7 @@ import onnx_ir as ir
 from onnx_convgrad.errors import ExecutionError
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import Namespace
-from onnx_convgrad.memory.in_place import written_safely
-from onnx_convgrad.memory.timeline import written_over
+from onnx_convgrad.memory.in_place import written_over, written_safely
 from onnx_convgrad.programs.draft import name_nodes
 from onnx_convgrad.programs.manifest import Manifest
 from onnx_convgrad.programs.summands import SHARE

@@ -14,8 +14,8 @@ import pytest
 
 import onnx_convgrad as og
 from onnx_convgrad import optim
-from onnx_convgrad.memory.in_place import WriteInPlace, written_safely
-from onnx_convgrad.memory.timeline import timeline, written_over
+from onnx_convgrad.memory.in_place import WriteInPlace, written_over, written_safely
+from onnx_convgrad.memory.timeline import timeline
 from onnx_convgrad.training import sessions
 from tests.support.one_input import graph_of
 from tests.support.optimizer import optimized

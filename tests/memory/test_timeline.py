@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import onnx_convgrad as og
-from onnx_convgrad.memory.timeline import SortByDepth, runtime_order, timeline
+from onnx_convgrad.memory.timeline import SortByDepth, timeline
 from onnx_convgrad.runtime import run
 from tests.support.families import export
 from tests.support.memory import linux_only, measured_bytes
@@ -141,7 +141,7 @@ def test_the_order_is_that_of_the_runtime(tmp_path: Path) -> None:
         ends = [info(v, onnx.TensorProto.FLOAT, [2]) for v in values[1:] if v not in read]
         graph = onnx.helper.make_graph(nodes, "g", [info("x", onnx.TensorProto.FLOAT, [2])], ends)
         model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
-        expected = [node.name for node in runtime_order(ir.from_proto(model).graph)]
+        expected = [node.name for node in timeline(ir.from_proto(model).graph).nodes]
         assert _executed(model, tmp_path / str(trial)) == expected
 
 
@@ -174,7 +174,7 @@ def _model() -> ir.Model:
 
 
 def _order(model: ir.Model) -> list[str | None]:
-    return [node.outputs[0].name for node in runtime_order(model.graph)]
+    return [node.outputs[0].name for node in timeline(model.graph).nodes]
 
 
 def test_what_needs_few_steps_is_made_when_it_is_read() -> None:

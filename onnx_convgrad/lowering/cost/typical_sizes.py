@@ -54,15 +54,20 @@ class TypicalSizes:
         attributes = list(node.attributes.values())
         copy = ir.Node(node.domain, node.op_type, operands, attributes, num_outputs=len(node.outputs))
         for new, old in zip(copy.outputs, node.outputs, strict=True):
-            new.shape = self._shape(old)
+            new.shape = self._copied(old)
         return copy
 
     def value(self, value: ir.Value) -> ir.Value:
         """A copy of a value, in no graph, of typical sizes."""
         kind = None if value.dtype is None else ir.TensorType(value.dtype)
-        return ir.Value(name=value.name, shape=self._shape(value), type=kind, const_value=value.const_value)
+        return ir.Value(name=value.name, shape=self._copied(value), type=kind, const_value=value.const_value)
 
-    def _shape(self, value: ir.Value) -> ir.Shape | None:
+    def shape(self, value: ir.Value) -> tuple[int | None, ...] | None:
+        """The sizes of a value, each `None` if it does not follow from the inputs; `None` for an unknown rank."""
+        shape = value.shape
+        return None if shape is None else tuple([d if isinstance(d, int) else self.size(d) for d in shape.dims])
+
+    def _copied(self, value: ir.Value) -> ir.Shape | None:
         if value.shape is None:
             return None
         return ir.Shape([dim if (size := self.size(dim)) is None else size for dim in value.shape])
