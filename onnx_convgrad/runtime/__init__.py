@@ -20,7 +20,7 @@ from onnx_convgrad.ir.serialize import check_present, external_tensors, fits, he
 from onnx_convgrad.runtime.providers import Providers, check_available, resolve_providers
 from onnx_convgrad.runtime.session_options import SessionOptions, SessionOptionsLike, session_options
 
-__all__ = ["Providers", "SessionOptions", "SessionOptionsLike", "check_arrays_of", "import_runtime", "run", "session"]
+__all__ = ["Providers", "SessionOptions", "SessionOptionsLike", "import_runtime", "run", "session"]
 
 _FOLDER = "session.model_external_initializers_file_folder_path"
 _COPIED = 2**26
