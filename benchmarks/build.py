@@ -9,6 +9,7 @@ gradients of all parameters, also in training mode, are measured too. Seconds wi
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import subprocess
@@ -76,6 +77,7 @@ def measure(model: onnx.ModelProto, runs: int, **arguments: Any) -> Row:
     """Median seconds of `augment`, and the nodes of its result."""
     laps, nodes = [], 0
     for _ in range(runs):
+        gc.collect()  # what earlier builds and exports have left is not counted
         start = time.perf_counter()
         nodes = len(og.augment(model, **arguments).graph.node)
         laps.append(time.perf_counter() - start)
