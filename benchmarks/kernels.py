@@ -11,19 +11,17 @@ among the products.
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import onnx
-import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.native_bound import node_laps, origin
 from benchmarks.networks import NETWORKS, OTHERS
-from benchmarks.program import Row, announced, carry_out, parser, table
+from benchmarks.program import Row, of_networks, table
 from benchmarks.sides.train import data, eager
 from benchmarks.steps import prepare
 
@@ -76,6 +74,7 @@ def by_torch(folder: Path, threads: int, repeats: int) -> dict[str, float]:
 
 
 def measure(name: str, threads: int, repeats: int) -> Row:
+    """Seconds of both sides by kind of operator, and of our kernels."""
     with TemporaryDirectory() as path:
         folder = Path(path)
         title = prepare(name, folder, 0, 0, ort=None)["title"]
@@ -101,15 +100,8 @@ def show(rows: Sequence[Row]) -> None:
     print(f"\n{table(columns, body)}\n\nIn brackets: PyTorch.\n")
 
 
-def measured(given: Namespace) -> list[Row]:
-    torch.set_num_threads(given.threads)
-    return [measure(name, given.threads, given.repeat) for name in announced(given.names or STUDIED)]
-
-
 def main(words: Sequence[str] | None = None) -> None:
-    options = parser("kernels", __doc__, "three repeats")
-    options.add_argument("names", nargs="*", metavar="NETWORK", help=f"{', '.join(STUDIED)} by default")
-    carry_out(options, words, "kernels", measured, show, [*NETWORKS, *OTHERS])
+    of_networks(words, "kernels", __doc__, STUDIED, [*NETWORKS, *OTHERS], measure, show)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 import timeit
-from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ import onnxruntime as ort
 import torch
 
 from benchmarks.networks import NETWORKS, OTHERS
-from benchmarks.program import Row, announced, carry_out, parser, table
+from benchmarks.program import Row, of_networks, table
 from benchmarks.sides import train
 from benchmarks.steps import prepare
 
@@ -145,14 +144,8 @@ def show(rows: Sequence[Row]) -> None:
     print(f"\n{table(columns, body)}\n")
 
 
-def measured(given: Namespace) -> list[Row]:
-    return [bound(name, given.threads, given.repeat) for name in announced(given.names or STUDIED)]
-
-
 def main(words: Sequence[str] | None = None) -> None:
-    options = parser("native_bound", __doc__, "three repeats")
-    options.add_argument("names", nargs="*", metavar="NETWORK", help=f"{', '.join(STUDIED)} by default")
-    carry_out(options, words, "native_bound", measured, show, [*NETWORKS, *OTHERS])
+    of_networks(words, "native_bound", __doc__, STUDIED, [*NETWORKS, *OTHERS], bound, show)
 
 
 if __name__ == "__main__":

@@ -68,6 +68,25 @@ def carry_out(
     show(rows)
 
 
+def of_networks(
+    words: Sequence[str] | None,
+    kind: str,
+    doc: str,
+    usual: Sequence[str],
+    names: Sequence[str],
+    measure: Callable[[str, int, int], Row],
+    show: Callable[[Sequence[Row]], None],
+) -> None:
+    """Carry out a program that measures networks, by default the `usual` ones; `measure` takes name, threads and repeats."""
+    options = parser(kind, doc, "three repeats")
+    options.add_argument("names", nargs="*", metavar="NETWORK", help=f"{', '.join(usual)} by default")
+
+    def measured(given: argparse.Namespace) -> list[Row]:
+        return [measure(name, given.threads, given.repeat) for name in announced(given.names or usual)]
+
+    carry_out(options, words, kind, measured, show, names)
+
+
 def announced(items: Iterable[T], name: Callable[[T], object] = str) -> Iterator[T]:
     """Each item; its name is printed to stderr before it is measured."""
     for item in items:

@@ -64,7 +64,7 @@ def by_input(values: InputValues, inputs: Iterable[str]) -> dict[str, Any]:
 
 
 def known_values(values: InputValues, inputs: Iterable[str]) -> dict[str, Any]:
-    """Those of the values whose name or glob matches an input, as they are."""
+    """The values that are given for names or globs of these inputs, by that name or glob."""
     names = list(inputs)
     return {pattern: given for pattern, given in values.items() if any(matches(pattern, name) for name in names)}
 

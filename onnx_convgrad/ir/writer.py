@@ -413,7 +413,8 @@ def _sliced(node: ir.Node) -> list[int] | None:
     if sizes is None or None in vectors:
         return None
     starts, ends, *others = (v for v in vectors if v is not None)
-    axes, steps = (*others, *(list(range(len(starts))), [1] * len(starts))[len(others) :])
+    axes = others[0] if others else range(len(starts))
+    steps = others[1] if len(others) > 1 else [1] * len(starts)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         sizes[axis] = len(range(sizes[axis])[start:end:step])
     return sizes

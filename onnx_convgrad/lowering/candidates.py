@@ -66,8 +66,8 @@ class Policy:
         max_workspace: Bytes that a lowering may hold besides its operands and result, or `None`.
         training: Whether the model's own convolutions, whose weights change from step to step, are lowered too, not only
             those of derivatives.
-        compare: Whether every lowering is priced, for reports. Otherwise those that turn out much slower than another are
-            not, nor are others than a forced one.
+        compare: Whether every lowering is priced, for reports. Otherwise pricing stops for a lowering that turns out much
+            slower than another, and only the forced one is priced where there is one.
     """
 
     choosing: Choosing = "auto"
@@ -137,8 +137,8 @@ def _candidates(
         if not reasons[entry.name]:
             try:
                 way = whole[entry.name] = _sketched(entry, node, query, 1, most)
-                least = min(least, _cost(way, query))
-                most = math.inf if every else _WORTH * rivals(least)
+                least = min(least, cost(way, query.target.rates))
+                most = math.inf if every else _WORTH * tie_limit(least)
             except LimitError as problem:
                 reasons[entry.name] = problem.message.rstrip(".")
     near = _WORTH * min((way.seconds for way in whole.values()), default=0.0)
@@ -147,20 +147,21 @@ def _candidates(
         if (reason := reasons[entry.name]) is not None:
             found.append(Candidate(entry.name, None, reason))
             continue
-        most = 0.0 if whole[entry.name].seconds > near else math.inf if every else rivals(least)
+        most = 0.0 if whole[entry.name].seconds > near else math.inf if every else tie_limit(least)
         found.append(_candidate(entry, node, query, policy, most))
         if not found[-1].reason:
-            least = min(least, _cost(found[-1], query))
+            least = min(least, cost(found[-1], query.target.rates))
     return found
 
 
-def _cost(way: Sketch | Candidate, query: Query) -> float:
-    return (way.seconds or 0.0) + holding_seconds(way.workspace, query.target.rates)
+def cost(way: Sketch | Candidate, rates: Rates) -> float:
+    """Seconds of a lowering, with those for holding its workspace."""
+    return (way.seconds or 0.0) + holding_seconds(way.workspace, rates)
 
 
-def rivals(cost: float) -> float:
-    """The most that a lowering may cost to be taken in place of one of this cost."""
-    return cost + max(_TIE, _TIE_SHARE * cost)
+def tie_limit(least: float) -> float:
+    """The highest cost that counts as equal to this one: among such lowerings, the fewest nodes decide."""
+    return least + max(_TIE, _TIE_SHARE * least)
 
 
 def forced_candidates(node: ir.Node, query: Query, policy: Policy, name: str) -> tuple[Candidate, ...]:
@@ -206,7 +207,7 @@ def _candidate(entry: Lowering, node: ir.Node, query: Query, policy: Policy, mos
             reason = f"it holds {least} bytes besides its operands, more than max_workspace"
             return Candidate(entry.name, None, reason, least)
         ways = within
-    chunks, way = min(ways.items(), key=lambda item: _cost(item[1], query))
+    chunks, way = min(ways.items(), key=lambda item: cost(item[1], query.target.rates))
     return Candidate(entry.name, way.seconds, None, way.workspace, chunks, way.nodes, entry.rounds(query.spec))
 
 

@@ -25,10 +25,10 @@ from onnx_convgrad.lowering.candidates import (
     Choosing,
     Policy,
     candidates,
+    cost,
     emit_lowering,
     forced_candidates,
-    holding_seconds,
-    rivals,
+    tie_limit,
 )
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.lowering.loops import note_loop
@@ -254,9 +254,9 @@ def _chosen(
             )
         return chosen
     if usable:
-        costs = {c: (c.seconds or 0.0) + holding_seconds(c.workspace, rates) for c in usable}
+        costs = {c: cost(c, rates) for c in usable}
         least = min(costs.values())
-        about = [c for c, cost in costs.items() if cost <= rivals(least)]
+        about = [c for c in usable if costs[c] <= tie_limit(least)]
         return min(about, key=lambda c: (c.nodes, costs[c]))
     reasons = "; ".join(f"{c.name}: {c.reason}" for c in found)
     least = min((c.workspace for c in found if c.workspace), default=0)
