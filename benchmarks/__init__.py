@@ -1,1 +1,1 @@
-"""Make the performance tables of docs/performance.md: `python -m benchmarks` makes all of them."""
+"""Make the tables of docs/performance*.md: `python -m benchmarks` makes all of them."""

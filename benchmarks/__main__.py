@@ -1,4 +1,4 @@
-"""Make all tables of docs/performance.md: `python -m benchmarks [--quick] [--threads N] [--json FOLDER]`.
+"""Make all tables of docs/performance*.md: `python -m benchmarks [--quick] [--threads N] [--json FOLDER]`.
 
 Each is also a program: `python -m benchmarks.layers`, `.operators`, `.steps`, `.kernels`, `.memory`, `.build`,
 `.per_sample`, `.functional`, `.trainer`, `.loader`, `.adapters`, `.precision` and `.quantization`. All take an hour and a

@@ -41,14 +41,7 @@ from onnx_convgrad.bench.timing import machine_text
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (
-    *(
-        ROOT / "docs" / f"{name}.md"
-        for name in ("performance", "performance_operators", "distributed", "many_ranks", "quantization", "cuda")
-    ),
-    ROOT / "docs" / "how_to" / "language_models.md",
-    ROOT / "README.md",
-)
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 BLOCK = re.compile(r"(<!-- measured: (\w+) (\S+\.json) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 PRINTERS: Mapping[str, Callable[[Sequence[Row]], None]] = {
