@@ -50,7 +50,7 @@ def check_names(names: Sequence[str], options: Iterable[str], what: str, see: st
     known = list(options)
     for name in names:
         if not isinstance(name, str):
-            raise ArgumentError(f"A name of {what.rstrip(':')} must be text, not {name!r}.")
+            raise ArgumentError(f"A name of {what.rstrip(':')} must be text, not {name!r}.", hint=_listed(known, see))
         if name not in known:
             raise unknown(name, known, what, see)
 
@@ -63,12 +63,16 @@ def one_of(*options: str) -> Callable[[Any, str], None]:
 def unknown(name: str, options: Sequence[str], what: str, see: str = "", globs: Sequence[str] = ()) -> ArgumentError:
     """The error for an unknown name: near matches among the options and `globs`, or else the options."""
     near = near_matches(name, [*options, *globs])
+    hint = f"Did you mean {', '.join(map(repr, near))}? {see}".strip() if near else _listed(options, see)
+    remark = ", a glob that matches nothing" if is_glob(name) else ""
+    return ArgumentError(f"Unknown {what} {name!r}{remark}.", hint=hint)
+
+
+def _listed(options: Sequence[str], see: str) -> str:
+    """A sentence with the first options, and `see`."""
     most = _SHOWN_OF_MODEL if see else _SHOWN
     rest = len(options) - most
-    listed = f"There are: {', '.join(options[:most]) or 'none'}{f' and {rest} more' if rest > 0 else ''}."
-    hint = f"Did you mean {', '.join(map(repr, near))}?" if near else listed
-    remark = ", a glob that matches nothing" if is_glob(name) else ""
-    return ArgumentError(f"Unknown {what} {name!r}{remark}.", hint=f"{hint} {see}".strip())
+    return f"There are: {', '.join(options[:most]) or 'none'}{f' and {rest} more' if rest > 0 else ''}. {see}".strip()
 
 
 _SHORTEST = 3

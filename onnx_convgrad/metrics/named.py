@@ -77,6 +77,11 @@ def resolve_metrics(metrics: Iterable[MetricLike] | MetricLike, manifest: Manife
             )
     for metric in resolved:
         for name in metric.outputs or ():
+            if name in ("loss", *manifest.grad_norms()):
+                raise ArgumentError(
+                    f"The metric {metric.name!r} needs the output {name!r}; results have the {name} of the step there.",
+                    hint="Rename the output of the model, as with onnx_ir: model.graph.outputs[0].name = 'scores'.",
+                )
             if name not in manifest.outputs:
                 raise ArgumentError(
                     f"The metric {metric.name!r} needs {name!r}, which is not an output of the program.",

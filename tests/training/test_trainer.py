@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 import onnx_convgrad as og
@@ -274,6 +275,8 @@ def test_fit_refuses_bad_arguments() -> None:
         og.errors.ArgumentError, match=r"needs 'y', which is not an output of the program. Build it with outputs="
     ):
         trainer.fit(data(), metrics=["accuracy"])
+    with pytest.raises(og.errors.ArgumentError, match=r"must be text, not False\. There are: auto, bar"):
+        trainer.fit(data(), progress=False)
     with pytest.raises(og.errors.ArgumentError, match="accumulate must be at least 1"):
         trainer.fit(data(), accumulate=0)
     with pytest.raises(og.errors.ArgumentError, match="give no batches in epoch 1"):
@@ -281,6 +284,17 @@ def test_fit_refuses_bad_arguments() -> None:
     other, both = og.Trainer(build(two_outputs(), loss={"a": "mse", "b": "l1"})), {"x": X, "a_target": A, "b_target": B}
     with pytest.raises(og.errors.ArgumentError, match="needs the loss cross_entropy, nll or bce"):
         other.fit(both, metrics="accuracy")
+
+
+def test_a_metric_of_an_output_called_loss_is_refused_and_its_remedy_works() -> None:
+    """Results of a step have the loss under this name."""
+    weight = {"w": np.eye(3, dtype=np.float32)}
+    model = ir.from_proto(graph_of("(float[N,3] x) => (float[N,3] loss) { loss = MatMul (x, w) }", **weight))
+    feeds = {"x": np.eye(3, dtype=np.float32), "target": np.arange(3)}
+    with pytest.raises(og.errors.ArgumentError, match=r"needs the output 'loss'.*graph\.outputs\[0\]\.name = 'scores'"):
+        og.Trainer(build(model, loss="cross_entropy")).evaluate(feeds, metrics="accuracy")
+    model.graph.outputs[0].name = "scores"
+    assert og.Trainer(build(model, loss="cross_entropy")).evaluate(feeds, metrics="accuracy")["accuracy"] == 1
 
 
 def test_each_term_is_averaged_with_its_own_weights() -> None:
