@@ -141,6 +141,16 @@ def _same(a: ir.TensorProtocol, b: ir.TensorProtocol) -> bool:
     return a is b or (a.dtype == b.dtype and np.array_equal(a.numpy(), b.numpy()))
 
 
+def with_values(model: ir.Model, values: Mapping[str, np.ndarray]) -> ir.Model:
+    """Copy an inference model with new values in its initializers; trained parts of weights become whole ones."""
+    m = model.clone()
+    store_apart(m.graph, [name for name in values if name not in m.graph.initializers])
+    for name, array in values.items():
+        m.graph.initializers[name].const_value = ir.Tensor(np.asarray(array, order="C"), name=name)
+    join_parts(m.graph)
+    return m
+
+
 def export(
     model: ir.Model,
     values: Mapping[str, np.ndarray],
@@ -162,12 +172,8 @@ def export(
     """
     output = Path(path)
     check_destination(output)
-    m = model.clone()
+    m = with_values(model, values)
     describe(m, labels, preprocessing)
-    store_apart(m.graph, [name for name in values if name not in m.graph.initializers])
-    for name, array in values.items():
-        m.graph.initializers[name].const_value = ir.Tensor(np.asarray(array, order="C"), name=name)
-    join_parts(m.graph)
     store_integers(m)
     _remove_unused(m)
     write(m, output, limit, alone=True)  # it must not refer to the program's files

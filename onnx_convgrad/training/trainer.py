@@ -601,7 +601,7 @@ class Trainer:
             check_export(path, model, self.engine, self.sample)
 
     def export_adapter(self, path: str | os.PathLike[str]) -> None:
-        """Write the trained adapters alone; `add_adapters` put them into the model.
+        """Write the adapters that `export` stores, alone; `add_adapters` put them into the model.
 
         Args:
             path: `<name>.onnx_adapter`, which ONNX Runtime takes with the exported model, or with the one that was trained

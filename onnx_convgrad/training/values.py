@@ -14,9 +14,11 @@ from onnx_convgrad.data.inputs import as_array
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.ir.notes import ADAPTERS
 from onnx_convgrad.pipeline.modes import batch_normalizations, original
+from onnx_convgrad.programs.inference import with_values
 from onnx_convgrad.programs.precision import AVERAGE, AVERAGE_MASTER, MASTER
 from onnx_convgrad.programs.program import TrainingProgram
-from onnx_convgrad.surgery.adapters.layers import adapter_names
+from onnx_convgrad.surgery.adapters.layers import adapters_of
+from onnx_convgrad.surgery.quantization import array_of
 from onnx_convgrad.training.divergence import Arrays, check_values
 from onnx_convgrad.training.engine import Engine
 
@@ -121,22 +123,18 @@ def tell_fresh(engine: Engine, values: Arrays) -> None:
 
 
 def adapter_values(engine: Engine, steps: int) -> tuple[dict[str, np.ndarray], str]:
-    """The arrays of the adapters of a model, trained and frozen ones, and the note that describes them.
+    """The arrays of the adapters of the exported model, and the note that describes them.
 
     Raises:
         ArgumentError: The model has no adapters.
         DivergenceError: A value is not finite.
     """
-    model = engine.program.model("inference")
-    names = adapter_names(model)
-    if not names:
+    model = with_values(engine.program.model("inference"), model_values(engine, steps, average=None))
+    adapters = adapters_of(model)
+    if not adapters:
         raise ArgumentError(
             "The program has no adapters to export.",
             hint="Build it from a model with adapters: onnx_convgrad.transforms.add_adapters.",
         )
-    trained = {p.name for p in engine.manifest.parameters}
-    values = engine.read(name for name in names if name in trained)
-    check_values(values, engine, steps)
-    stored = {name: model.graph.initializers[name].const_value for name in names if name not in trained}
-    frozen = {name: tensor.numpy() for name, tensor in stored.items() if tensor is not None}
-    return {**values, **frozen}, model.metadata_props[ADAPTERS]
+    arrays = {v.name or "": array_of(v) for adapter in adapters for v in (adapter.a, adapter.b)}
+    return arrays, model.metadata_props[ADAPTERS]

@@ -93,6 +93,25 @@ def test_adapters_learn_alone_and_files_agree(make: Callable[[], nn.Module], rat
     assert [i.name for i in og.transforms.merge_adapters(trained).graph.input] == ["x"]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"ema": 0.5}, {"wrt": "fc.lora_*"}, {"wrt": {"conv1.lora_A": slice(0, 1), "fc.lora_*": slice(None)}}],
+    ids=["averages", "frozen weights replaced", "a part is trained"],
+)
+def test_the_file_of_adapters_has_those_of_the_exported_model(options: dict[str, Any], tmp_path: Path) -> None:
+    adapted = og.transforms.add_adapters(onnx.load("examples/models/digits_cnn.onnx"), rank=2)
+    how = {"loss": "cross_entropy", "optimizer": og.optim.Adam(0.1), "freeze_statistics": True}
+    trainer = og.Trainer(og.build_training(adapted, **how, **options))
+    if options.get("wrt") == "fc.lora_*":
+        trainer.load({"conv1.lora_B": normal(16, 2, 1, 1)})
+    for _ in range(2):
+        trainer.step({"image": normal(4, 1, 8, 8), "target": np.arange(4)})
+    trainer.export(tmp_path / "trained.onnx")
+    trainer.export_adapter(tmp_path / "a.safetensors")
+    loaded = initializers(og.transforms.load_adapters(adapted, tmp_path / "a.safetensors"))
+    assert loaded == initializers(onnx.load(tmp_path / "trained.onnx"))
+
+
 def test_gradients_and_steps_are_those_of_pytorch() -> None:
     """A grouped Conv and a Gemm with the same A and B."""
     model = graph_of(
