@@ -270,7 +270,7 @@ class ProgramInputs:
         shape = self.ports[port].shape
         if known is None or shape is None:
             return
-        if array.dtype.kind in "USO":
+        if _is_text(array):
             raise ArgumentError(
                 f"The {label} holds text, and the input {port!r} takes the numbers of classes.",
                 hint="Number them: names, numbers = np.unique(labels, return_inverse=True).",
@@ -433,7 +433,7 @@ def cast(array: np.ndarray, port: Port, label: str, hint: str = "") -> np.ndarra
         names = "Number them from 0, with np.unique(array, return_inverse=True); labels= and --labels keep the names."
         raise ArgumentError(
             f"The {label} holds {array.dtype}; the input {port.name!r} takes {dtype} numbers.",
-            hint=names if array.dtype.kind in "OSU" else "Convert it to numbers first.",
+            hint=names if _is_text(array) else "Convert it to numbers first, as with array.astype(float).",
         )
     with np.errstate(invalid="ignore"):  # checked below
         result = array.astype(dtype)
@@ -447,6 +447,11 @@ def cast(array: np.ndarray, port: Port, label: str, hint: str = "") -> np.ndarra
             else "Correct the data, or leave these samples out: keep those where np.isfinite(array).",
         )
     return np.ascontiguousarray(result) if result.ndim else result
+
+
+def _is_text(array: np.ndarray) -> bool:
+    """Whether an array holds text; one of objects may hold numbers."""
+    return array.dtype.kind in "US" or (array.dtype.kind == "O" and any(isinstance(v, str) for v in array.flat))
 
 
 def fits(shape: Sequence[int], wanted: Shape) -> bool:

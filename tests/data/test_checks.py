@@ -78,6 +78,7 @@ def test_ignored_labels_and_masks_are_data() -> None:
         ),
         (np.array(["cat", "dog"] * 6), r"holds text.*np\.unique\(labels, return_inverse=True\)"),
         (np.array(["cat", "dog"] * 6, object), r"holds text.*np\.unique"),
+        (np.arange(12).astype(object), r"holds object.*array\.astype\(float\)"),
         (np.full(12, 0.5), r"float64 numbers that int64.*cannot hold, such as 0\.5"),
         (np.full(12, np.nan), r"cannot hold, such as nan"),
     ],
