@@ -94,7 +94,7 @@ class Optimizer(ABC):
         layer_decay: Factor of the learning rate for every layer further from the output, such as 0.8. As in ELECTRA (Clark
             et al., 2020) and BEiT (Bao et al., 2022); `programs.optim.layers` says what a layer is.
         decay_filter: With `"weights"`, only parameters of two or more axes have weight decay, except where a group sets one:
-            biases and the scales of normalizations have none.
+            biases and the scales of normalizations have none, whatever axes of size 1 they are stored with.
         clip_value: Clamp every entry of every gradient to [-clip_value, clip_value].
         clip_norm: Scale all gradients together so that their joint L2 norm is at most this. After `clip_value`.
         maximize: Move along the gradient instead of against it.

@@ -108,6 +108,40 @@ def test_layer_decay_equals_groups_of_pytorch(name: str) -> None:
     assert max(off(update.state[n], values[n]) for n in SIZES) < 1e-6
 
 
+def test_vectors_are_known_by_what_they_do_and_not_by_their_axes() -> None:
+    """Exporters store biases, scales and slopes with axes of size 1, and ONNX those of an LSTM with one of directions."""
+    weights = {
+        "c.weight": (4, 2, 3, 3),
+        "l.W": (2, 12, 4),
+        "l.R": (2, 12, 3),
+        "fc.weight": (6, 1),
+        "one.weight": (1, 5),
+    }
+    vectors = {
+        "scale": (4, 1, 1),
+        "shift": (1, 4, 1, 1),
+        "slope": (4, 1, 1),
+        "l.B": (2, 24),
+        "l.P": (2, 9),
+        "b": (1, 5),
+    }
+    model = graph_of(
+        """(float[2,2,5,5] x) => (float[9,2,5] y) {
+        a = Conv (x, "c.weight") b0 = Mul (a, scale) c = Add (b0, shift) d = PRelu (c, slope)
+        shape = Constant <value_ints = [2, 4, 9]> () e = Reshape (d, shape) f = Transpose <perm = [2, 0, 1]> (e)
+        g = LSTM <hidden_size = 3, direction = "bidirectional"> (f, "l.W", "l.R", "l.B",,,, "l.P")
+        flat = Constant <value_ints = [9, 2, 6]> () t = Transpose <perm = [0, 2, 1, 3]> (g) h = Reshape (t, flat)
+        i = MatMul (h, "fc.weight") j = MatMul (i, "one.weight") y = Add (j, b)
+    }""",
+        opset=21,
+        **{n: np.full(s, 0.1, np.float32) for n, s in (weights | vectors).items()},
+    )
+    optimizer = optim.AdamW(0.1, weight_decay=0.2, decay_filter="weights")
+    groups = og.build_training(model, loss="mse", optimizer=optimizer).manifest.optimizer["groups"]
+    assert groups == {name: {"weight_decay": 0.0} for name in groups}
+    assert set(groups) == set(vectors)
+
+
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "Muon"])
 def test_only_weights_decay_as_with_groups_of_pytorch(name: str) -> None:
     """A group's own decay goes before; Muon gives vectors to AdamW, with their decay."""
