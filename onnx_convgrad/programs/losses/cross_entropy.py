@@ -261,12 +261,11 @@ class KLDiv(Loss):
         logarithm, target = e.wide(y), e.wide(target)
         if self.temperature is not None:
             logarithm, target = (e.op("LogSoftmax", e.div(v, self.temperature), axis=axis) for v in (logarithm, target))
-        if self.log_target or self.temperature is not None:
-            loss = e.mul(e.op("Exp", target), e.sub(target, logarithm))
-        else:
-            there = e.compare("Greater", target, 0)  # 0 log 0 = 0
-            entropy = e.mul(target, e.op("Log", e.where(there, target, 1)))
-            loss = e.sub(entropy, e.mul(target, logarithm))
+        logarithms = self.log_target or self.temperature is not None
+        chance = e.op("Exp", target) if logarithms else target
+        none = e.compare("Equal", chance, 0)  # 0 (log 0 - y) = 0, also where minus infinity masks a class
+        own = target if logarithms else e.op("Log", e.where(none, 1, target))
+        loss = e.mul(chance, e.where(none, 0, e.sub(own, logarithm)))
         if self.temperature is not None:
             loss = e.mul(loss, self.temperature**2)
         if self.reduction != "batchmean":

@@ -133,6 +133,20 @@ def test_kl_divergence(reduction: Any) -> None:
     check(losses.KLDiv(reduction=reduction, temperature=3), distilled, rand(4, 5), rand(4, 5))
 
 
+@pytest.mark.parametrize("loss", [{"temperature": 3.0}, {"log_target": True}, {}], ids=str)
+def test_classes_that_minus_infinity_masks_have_no_share_in_the_kl_divergence(loss: dict[str, Any]) -> None:
+    """PyTorch's loss is 0 (-inf) = NaN there, its gradient is that of the other classes."""
+    y, target = (F.log_softmax(torch.tensor(rand(4, 3)), 1).numpy() for _ in range(2))
+    masked = np.full((4, 1), -np.inf, np.float32)
+    wide = [np.concatenate([a, masked], 1) for a in (y, target)]
+    if not loss:
+        target, wide[1] = np.exp(target), np.exp(wide[1])
+    kept, found = (emitted(losses.KLDiv(reduction="sum", **loss), *arrays) for arrays in ((y, target), wide))
+    np.testing.assert_allclose(found["loss"], kept["loss"], rtol=1e-5)
+    np.testing.assert_allclose(found["x0_grad"][:, :3], kept["x0_grad"], rtol=1e-5, atol=1e-6)
+    assert not found["x0_grad"][:, 3].any()
+
+
 LABELS = np.array([0, 1, 0, 2, 1, 0, 3])
 
 
