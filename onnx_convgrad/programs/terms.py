@@ -15,7 +15,7 @@ from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.base.numbers import share
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import known
-from onnx_convgrad.ir.namespace import named_values
+from onnx_convgrad.ir.namespace import Namespace, named_values
 from onnx_convgrad.programs.losses.cross_entropy import NLL, CrossEntropy, KLDiv
 from onnx_convgrad.programs.losses.ctc import CTC
 from onnx_convgrad.programs.losses.custom import Custom
@@ -132,6 +132,8 @@ LossLike: TypeAlias = OneLoss | Mapping[str, Entry | SupportsFloat | Schedule] |
 def resolve(graph: ir.Graph, loss: LossLike, outputs: Sequence[str] | None = None) -> tuple[Term, ...]:
     """Resolve `loss` for a graph; a loss that names no output is of the only floating one in `outputs`.
 
+    Labels get names that the graph has not.
+
     Raises:
         ArgumentError: A name is unknown, the output is ambiguous, or a loss has the wrong type.
     """
@@ -146,7 +148,9 @@ def resolve(graph: ir.Graph, loss: LossLike, outputs: Sequence[str] | None = Non
     terms = [_placed(graph, t, outputs) for t in terms]
     several = sum(t.has_target for t in terms) > 1
     names = [t.target or (f"{t.output}_target" if several else "target") for t in terms]
-    return tuple(replace(t, target=name) if t.has_target else t for t, name in zip(terms, names, strict=True))
+    used = Namespace.of_values(graph)
+    free = {name: used.claim(name) for name in dict.fromkeys(names)}
+    return tuple(replace(t, target=free[name]) if t.has_target else t for t, name in zip(terms, names, strict=True))
 
 
 def _term(graph: ir.Graph, entry: Entry | SupportsFloat | Schedule, output: str | None) -> Term:

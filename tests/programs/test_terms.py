@@ -78,6 +78,19 @@ def test_one_target_for_two_terms() -> None:
     assert [t.name for t in program.manifest.targets] == ["target"]
 
 
+@pytest.mark.parametrize("name", ["x", "logits", "weight"])
+def test_labels_beside_a_value_that_is_called_target(name: str, tmp_path: Path) -> None:
+    text = """(float[N,3] x) => (float[N,3] y) { logits = MatMul (x, weight) y = Relu (logits) }"""
+    model = graph_of(text.replace(name, "target"), **{"weight".replace(name, "target"): np.eye(3, dtype=np.float32)})
+    program = build(model, loss="cross_entropy")
+    (labels,) = program.manifest.targets
+    assert labels.name == program.manifest.losses[0]["target"] == "target_1"
+    data = {"x".replace(name, "target"): X, labels.name: np.array([0, 1, 2, 0])}
+    og.Trainer(program).fit(data, metrics=["accuracy"], progress="none")
+    program.save(tmp_path)
+    assert og.Trainer(tmp_path).evaluate(data, "accuracy")["accuracy"] == np.mean(X.argmax(1) == [0, 1, 2, 0])
+
+
 def test_functions_as_losses() -> None:
     def quartic(e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         return e.square(e.square(e.sub(y, target)))
