@@ -24,6 +24,7 @@ from onnx_convgrad.pipeline.modes import set_inference
 from onnx_convgrad.programs.batch_axes import batch_axes
 from onnx_convgrad.programs.manifest import Manifest, Port
 from onnx_convgrad.runtime import session
+from onnx_convgrad.surgery.adapters.layers import adapters_of
 from onnx_convgrad.surgery.batchnorm import convolutions, insert
 from onnx_convgrad.training.stream_states import StreamStates
 
@@ -63,11 +64,16 @@ def unfold_batchnorm(
         `conv1.bn.weight`, `.bias`, `.running_mean` and `.running_var`; a bias of the convolution becomes part of them.
 
     Raises:
-        ArgumentError: Nothing matches `layers`, or the data do not fit the inputs.
+        ArgumentError: Nothing matches `layers`, the data do not fit the inputs, or the model has adapters.
         ModelError: The model cannot be read or run, or results on the data are not finite.
     """
     loaded = load(model)
     changed = copied(loaded.source)
+    if adapters_of(changed):
+        raise ArgumentError(
+            "The model has adapters, which are trained alone, with stored statistics.",
+            hint="Merge them first, with og.transforms.merge_adapters, or add them to the result.",
+        )
     version = changed.opset_imports.get("", _OLDEST)
     if version < _OLDEST:
         raise ModelError(

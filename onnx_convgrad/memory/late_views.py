@@ -35,7 +35,9 @@ def late_zero(e: Emitter, values: Sequence[ir.Value]) -> ir.Value:
 
 
 def late_view(e: Emitter, value: ir.Value, zero: ir.Value) -> ir.Value:
-    """A view of the value that cannot be made before `zero` is known."""
+    """A view of the value that cannot be made before `zero` is known; a value of 4 bits itself."""
+    if value.dtype is not None and value.dtype.bitwidth < 8:  # ONNX Runtime has no Reshape of it
+        return value
     shape = e.shape(value)
     return e.op_like(value, "Reshape", value, e.op_like(shape, "Add", shape, zero))
 

@@ -34,6 +34,8 @@ from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.pipeline.modes import set_inference
 from onnx_convgrad.quantization.measure import Arrays, first_samples
+from onnx_convgrad.surgery.adapters.add import merge_adapters
+from onnx_convgrad.surgery.adapters.layers import adapters_of
 from onnx_convgrad.surgery.quantization import array_of
 
 WEIGHTS = {"int8": "QInt8", "int4": "QInt4", "uint8": "QUInt8", "uint4": "QUInt4"}
@@ -60,9 +62,9 @@ def insert_quantizers(
     """Insert quantizers around the layers of a float model (tool: may change in a minor version).
 
     `onnxruntime.quantization.quantize_static` calibrates and inserts them, as QuantizeLinear and DequantizeLinear.
-    BatchNormalization is folded into the convolution before it first. Weights stay floating numbers behind their quantizers,
-    so that the model can be trained (`build_training(quantization="qat")`) or quantized by gradients (`quantize`); biases
-    become int32, in units of the product of both scales.
+    Adapters are merged into their weights first, and BatchNormalization is folded into the convolution before it. Weights
+    stay floating numbers behind their quantizers, so that the model can be trained (`build_training(quantization="qat")`)
+    or quantized by gradients (`quantize`); biases become int32, in units of the product of both scales.
 
     Args:
         model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
@@ -106,8 +108,10 @@ def insert_quantizers(
 
 
 def float_model(model: AnyModel) -> ir.Model:
-    """The canonical model in inference mode, with some inputs bound to constants."""
+    """The canonical model in inference mode, with adapters in their weights, and some inputs bound to constants."""
     m = cloned(load(model).canonical)
+    if adapters_of(m) and not any(map(is_quantizer, m.graph)):
+        m = merge_adapters(m)
     set_inference(m.graph)
     return m
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -45,6 +47,27 @@ def test_types_of_levels(weights: str, kind: int, activations: str, level: int) 
     assert _types(model, "x_zero_point") == {level}
     scale = next(t for t in model.graph.initializer if t.name == "c3.weight_scale")
     assert list(scale.dims) == [16]
+
+
+def test_adapters_are_merged_before() -> None:
+    """The metadata would list adapters that are not there."""
+    adapted = og.transforms.add_adapters(depthwise(), rank=1)
+    for change in (og.transforms.insert_quantizers, partial(og.transforms.quantize, method="nearest")):
+        model, want = (change(m, {"x": X}) for m in (adapted, depthwise()))
+        assert [node.op_type for node in model.graph.node] == [node.op_type for node in want.graph.node]
+        np.testing.assert_array_equal(run(model, {"x": X})["y"], run(want, {"x": X})["y"])
+        og.build_training(model, loss="cross_entropy", optimizer="adam", quantization="qat")
+
+
+def test_weights_of_four_bits_are_recomputed() -> None:
+    """ONNX Runtime has no Reshape of their type."""
+    batch: dict[str, Any] = {"image": np.random.default_rng(0).random((8, 1, 8, 8), np.float32), "target": np.arange(8)}
+    model = og.transforms.insert_quantizers("examples/models/digits_cnn.onnx", batch, weights="int4")
+    options: dict[str, Any] = {"loss": "cross_entropy", "optimizer": og.optim.SGD(0.1), "quantization": "qat"}
+    plain, small = (og.Trainer(og.build_training(model, memory=memory, **options)) for memory in (None, "min"))
+    for _ in range(2):
+        want, got = (trainer.step(batch)["logits"] for trainer in (plain, small))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
 def test_one_scale_for_a_whole_weight_and_excluded_nodes() -> None:

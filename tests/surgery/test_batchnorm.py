@@ -211,6 +211,7 @@ def test_kind_of_the_model_and_constant_channels() -> None:
         ({"data": []}, "The data hold no batch to measure"),
         ({"data": 3}, "3 is not a source of data"),
         ({"model": graph_of("(float[2] x) => (float[2] y) { y = Relu (x) }")}, "The model has no convolution"),
+        ({"model": og.transforms.add_adapters(convs(), rank=1)}, "has adapters.*Merge them first"),
     ],
 )
 def test_refusals(options: dict[str, object], message: str) -> None:
