@@ -181,7 +181,7 @@ class TrainingRun:
         trainer, progress, m = self.trainer, self.trainer.progress, self.trainer.manifest
         outputs = needed((*self.metrics, *self._named.values()), m.outputs)
         found = self.source.epoch_iterator(progress.epoch, progress.position)
-        left = None if self.most is None else self.most - progress.position
+        left = None if self.most is None else max(self.most - progress.position, 0)
         batches = (trainer.inputs(batch) if batch else {} for batch in islice(found, left))
         if not progress.position and not getattr(self.source, "goes_on", False):
             progress.states.clear()

@@ -119,6 +119,13 @@ def test_a_run_that_is_resumed_within_an_epoch_of_steps_equals_a_whole_one(tmp_p
     same(again.parameters(), whole.parameters())
 
 
+def test_a_resumed_epoch_that_is_longer_already_than_its_new_length_ends_at_once() -> None:
+    trainer = og.Trainer(program())
+    trainer.fit(DATA, batch_size=10, callbacks=[_Stop(2)], progress="none")
+    history = trainer.fit(DATA, batch_size=10, epochs=2, steps_per_epoch=1, progress="none")
+    assert [row["step"] for row in history] == [2, 3]
+
+
 class _Stop(og.callbacks.Callback):
     def __init__(self, step: int) -> None:
         self.step = step
