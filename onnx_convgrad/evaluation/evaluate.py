@@ -290,6 +290,11 @@ class _Reading:
         if self.task == Task.NUMBERS:
             return Evaluation(count, Task.NUMBERS, {**values, **self.errors.result()})
         counts = np.asarray(values.pop("confusion"))
+        if not counts.any():
+            raise ArgumentError(
+                f"All labels are {self.ignored}, which stands for those that do not count: there is nothing to evaluate.",
+                hint="Give data of which some labels are classes.",
+            )
         precision, recall, f1, support = scores.precision_recall_f1(counts)
         areas = np.full(len(counts), np.nan)
         if "auroc" in values:

@@ -237,6 +237,8 @@ def test_outputs_and_targets_that_are_not_clear() -> None:
         og.evaluate(two, {"x": X[:, :3]}, output="a")
     with pytest.raises(og.errors.ArgumentError, match="A label is the class 3, and the output has 3 classes"):
         og.evaluate(two, {"x": X[:, :3], "y": np.full(len(X), 3)}, output="a")
+    with pytest.raises(og.errors.ArgumentError, match="All labels are -100"):
+        og.evaluate(linear(), {"x": X, "y": np.full(len(X), -100)})
     with pytest.raises(og.errors.ArgumentError, match="int is not data to evaluate on"):
         og.evaluate(two, 3, output="a")  # type: ignore[arg-type]
 
