@@ -80,7 +80,7 @@ class Counter:
             if None not in sizes:
                 return self.e.size_mul(*(s for s in sizes if s is not None))
         node = value.producer()
-        if is_op(node, "Compress", "GatherND"):
+        if is_op(node, "Compress", "Gather", "GatherND"):
             return self._chosen(node)
         sources = [] if node is None else node.inputs[:1] if arranges(node) else placed_operands(node)
         operands = [v for v in sources if v is not None and number_of(v) is None]
@@ -89,17 +89,28 @@ class Counter:
             return self._entries(known_ones[0]) if known_ones else None
         return None
 
-    def _chosen(self, node: ir.Node) -> ir.Value | None:
+    def _chosen(self, node: ir.Node) -> ir.Value | int | None:
         """The number of entries that a mask or indices choose."""
         source, chosen = node.inputs[:2]
         if source is None or chosen is None or depends(chosen, self.own):
             return None
-        if node.op_type == "Compress" and "axis" not in node.attributes:
-            return self.e.reshape(self.e.op("ReduceSum", self.e.cast(chosen, ir.DataType.INT64), keepdims=0), [1])
-        if chosen.shape is None or source.shape is None or len(chosen.shape) != 2:
+        if node.op_type == "GatherND":
+            if chosen.shape is None or source.shape is None or len(chosen.shape) != 2:
+                return None
+            whole = known(chosen.shape[1]) == len(source.shape)
+            return self.e.op("Shape", chosen, start=0, end=1) if whole else None
+        masked = node.op_type == "Compress"
+        rest: list[ir.Value | int | None] = []
+        if not masked or "axis" in node.attributes:
+            if source.shape is None:
+                return None
+            axis, rank = Call(node).int("axis", 0), len(source.shape)
+            rest = [self._size(source, i) for i in range(rank) if i != axis % rank]
+        if None in rest:
             return None
-        whole = node.op_type == "GatherND" and known(chosen.shape[1]) == len(source.shape)
-        return self.e.op("Shape", chosen, start=0, end=1) if whole else None
+        e = self.e
+        count = e.op("ReduceSum", e.cast(chosen, ir.DataType.INT64), keepdims=0) if masked else e.op("Size", chosen)
+        return e.size_mul(e.reshape(count, [1]), *(size for size in rest if size is not None))
 
     def _size(self, value: ir.Value, axis: int) -> ir.Value | int | None:
         dim = None if value.shape is None else value.shape[axis]

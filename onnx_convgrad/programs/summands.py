@@ -83,9 +83,11 @@ def emitted(
         return total, (Summand(total, 1.0, "sum"),)
     if count is None:
         return total, summands(total, facts.reading(y))
-    count = e.op("ReduceSum", e.cast_like(count, total), keepdims=0)
-    value = e.op("Div", total, count)
-    return value, (Summand(value, 1.0, "count", count, value.producer()),)
+    summed = e.op("ReduceSum", e.cast_like(count, total), keepdims=0)
+    value = e.op("Div", total, summed)
+    one = count.shape is not None and static_product(list(count.shape)) == 1
+    counted = _unguarded(count) if one else summed
+    return value, (Summand(value, 1.0, "count", counted, value.producer()),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,7 @@ def _leaf(value: ir.Value, facts: Facts) -> Summand:
             return samples
         if not _is_sum(total, facts) or _is_size(count, facts):
             return samples
-        return Summand(value, 1.0, "count", count, node)
+        return Summand(value, 1.0, "count", _unguarded(count), node)
     entries = None if node is None or not node.inputs else node.inputs[0]
     if is_op(node, "ReduceMean") and entries is not None:
         if not _is_whole(node, value) or not facts.have_samples(entries):
@@ -210,6 +212,17 @@ def _leaf(value: ir.Value, facts: Facts) -> Summand:
         return samples if facts.are_even(entries) else Summand(value, 1.0, "count", entries)
     counted = _is_sum(value, facts) and depends(value, facts.inputs)
     return Summand(value, 1.0, "sum") if counted else samples
+
+
+def _unguarded(count: ir.Value) -> ir.Value:
+    """The number in a Max or Clip that makes a count at least 1, or a little above 0: nothing counts for nothing."""
+    inner = count
+    while (node := inner.producer()) is not None and arranges(node) and node.inputs[0] is not None:
+        inner = node.inputs[0]
+    operands = [v for v in node.inputs if v is not None] if is_op(node, "Max", "Clip") else []
+    counted = [v for v in operands if number_of(v) is None]
+    bounds = [number for number in map(number_of, operands) if number is not None]
+    return counted[0] if len(counted) == 1 and bounds and max(bounds) <= 1 else count
 
 
 def _is_size(count: ir.Value, facts: Facts) -> bool:

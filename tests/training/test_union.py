@@ -83,6 +83,37 @@ class Chosen(Masked):
         return chosen(e, y, target, mask)
 
 
+class Guarded(Masked):
+    """The mean is 0 where nothing counts."""
+
+    def __call__(self, e: Any, y: ir.Value, target: ir.Value, mask: ir.Value) -> ir.Value:
+        total = e.op("ReduceSum", e.mul(mask, squares(e, y, target)), keepdims=0)
+        return e.div(total, e.op("Max", e.op("ReduceSum", mask, keepdims=0), e.scalar(1, y)))
+
+
+class GuardedPair(Masked):
+    def __call__(self, e: Any, y: ir.Value, target: ir.Value, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
+        count = e.op("Clip", e.op("ReduceSum", mask, keepdims=0), e.scalar(1e-6, y))
+        return e.mul(mask, squares(e, y, target)), count
+
+
+class ChosenAlongAxis(Masked):
+    """A mask is compressed along an axis of its own."""
+
+    def __call__(self, e: Any, y: ir.Value, target: ir.Value, mask: ir.Value) -> ir.Value:
+        flat = [e.op("Reshape", v, e.ints([-1])) for v in (squares(e, y, target), mask)]
+        return e.op("ReduceMean", e.op("Compress", flat[0], e.cast(flat[1], ir.DataType.BOOL), axis=0), keepdims=0)
+
+
+class Picked(Masked):
+    """Entries by their numbers."""
+
+    def __call__(self, e: Any, y: ir.Value, target: ir.Value, mask: ir.Value) -> ir.Value:
+        flat = [e.op("Reshape", v, e.ints([-1])) for v in (squares(e, y, target), mask)]
+        places = e.op("Squeeze", e.op("NonZero", flat[1]), e.ints([0]))
+        return e.op("ReduceMean", e.op("Gather", flat[0], places), keepdims=0)
+
+
 def both(e: Any, y: ir.Value, target: ir.Value) -> ir.Value:
     return e.sub(losses.CrossEntropy()(e, y, target), e.mul(losses.Dice()(e, y, target), -0.5))
 
@@ -108,6 +139,11 @@ LOSSES: dict[str, tuple[Any, str]] = {
     "a sum and a mean": ([losses.Focal(reduction="sum"), "dice"], INDEX),
     "masked": (Masked(), MASK),
     "chosen": (Chosen(), MASK),
+    "masked and guarded": (Guarded(), MASK),
+    "guarded pair": (GuardedPair(), MASK),
+    "chosen along an axis": (ChosenAlongAxis(), MASK),
+    "picked": (Picked(), MASK),
+    "guarded and picked": ([Guarded(), (0.3, Picked()), (0.2, "mse")], MASK),
     "masked pair": (MaskedPair(), MASK),
     "masked pair, summed": (MaskedPair(reduction="sum"), MASK),
     "two masked": ([MaskedPair(), (0.3, "mse"), (0.1, MaskedPair(reduction="sum"))], MASK),
@@ -151,6 +187,20 @@ def batch(kind: str, count: int, positions: int, seed: int) -> Feeds:
         found["target_mask"] = (rng.random(shape) < rng.random((count, 1, 1))).astype(np.float32)
         found["target_mask"][0, 0, 0] = 1
     return found
+
+
+@pytest.mark.parametrize("name", [name for name, (_, kind) in LOSSES.items() if kind == MASK])
+def test_a_batch_in_which_nothing_counts(name: str) -> None:
+    parts = [batch(MASK, 3, POSITIONS, 0), batch(MASK, 2, POSITIONS, 1)]
+    parts[1]["target_mask"][:] = 0
+    union = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    trainer = og.Trainer(program(name))
+    want = trainer.gradients(union)["w"]
+    for several in (parts, parts[::-1]):
+        np.testing.assert_allclose(trainer.gradients(*several)["w"], want, rtol=1e-4, atol=1e-6)
+    loss = float(trainer.evaluate_batch(union)["loss"])
+    assert trainer.evaluate(parts)["loss"] == pytest.approx(loss, rel=1e-4)
+    assert float(trainer.step(*parts)["loss"]) == pytest.approx(loss, rel=1e-4)
 
 
 def cut(arrays: Feeds, sizes: list[int]) -> list[Feeds]:
