@@ -107,10 +107,12 @@ class Ragged:
             result[row, : self.lengths[i]] = self.sequences[i]
         return result
 
-    def mask(self, rows: slice | np.ndarray) -> np.ndarray:
-        """Whether an entry of the padded batch is one of its sequence: `[samples, length]`."""
+    def mask(self, rows: slice | np.ndarray, axes: int = 2) -> np.ndarray:
+        """Whether an entry of the padded batch is one of its sequence: `[samples, length]`, or more of its `axes`."""
         lengths = self.lengths[rows]
-        return np.arange(self.size or int(lengths.max(initial=0))) < lengths[:, None]
+        mask = np.arange(self.size or int(lengths.max(initial=0))) < lengths[:, None]
+        inner = self._inner[: axes - 2]
+        return np.broadcast_to(mask.reshape(*mask.shape, *[1] * len(inner)), (*mask.shape, *inner))
 
 
 def is_ragged(value: Any) -> bool:
@@ -129,17 +131,19 @@ class Derived:
         kind: `"lengths"` or `"mask"`.
         frames: The lengths of an output as an expression of those of the sequences, if they differ.
         length: Name of the length of the sequences in this expression.
+        axes: Number of axes of the input, if it is known: a mask has those of an entry, too.
     """
 
     of: str
     kind: str
     frames: ir.SymbolicDim | None = None
     length: str = ""
+    axes: int = 2
 
     def __call__(self, sequences: Ragged, rows: slice | np.ndarray) -> np.ndarray:
-        """The lengths `[samples]`, int64, or the mask `[samples, length]`, bool, of some sequences."""
+        """The lengths `[samples]`, int64, or the mask `[samples, length, ...]`, bool, of some sequences."""
         if self.kind == "mask":
-            return sequences.mask(rows)
+            return sequences.mask(rows, self.axes)
         lengths = sequences.lengths[rows]
         if self.frames is None:
             return lengths
@@ -178,15 +182,16 @@ class Padding:
         data = [port.name for port in manifest.data if port.name in sequences]
         derived = {}
         for name in found:
-            owner = _owner(name, inputs)
+            owner, axes = _owner(name, inputs), len(inputs[name].shape or (0, 0))
             if name in kinds:
-                derived[name] = Derived({**self.lengths, **self.masks}[name], kinds[name])
+                derived[name] = Derived({**self.lengths, **self.masks}[name], kinds[name], axes=axes)
             elif name in _OF_DATA and len(data) == 1:
-                derived[name] = Derived(sequences[data[0]], _OF_DATA[name])
+                derived[name] = Derived(sequences[data[0]], _OF_DATA[name], axes=axes)
             elif name.endswith("_input_lengths"):
                 derived |= _frames(name, manifest, sequences)
             elif owner in sequences:
-                derived[name] = Derived(sequences[owner], "mask" if name.endswith("mask") else "lengths")
+                kind = "mask" if name.endswith("mask") else "lengths"
+                derived[name] = Derived(sequences[owner], kind, axes=axes)
         padded = {name: port for port, name in sequences.items()}
         fitted = {
             name: self._fitted(array, inputs.get(padded.get(name, "")), manifest, derived)

@@ -189,6 +189,14 @@ def test_a_loss_of_a_callers_with_a_mask() -> None:
     assert found == pytest.approx((1.5 * np.concatenate(CURVES) ** 2 * 1.5).mean(), rel=1e-5)
 
 
+def test_the_mask_has_the_axes_of_an_output_with_features() -> None:
+    model = graph_of("(float[N,T,2] x) => (float[N,T,2] y) { y = Mul (x, w) }", w=np.float32([0.5, 2]))
+    trainer = og.Trainer(og.build_training(model, loss=masked, optimizer="sgd", wrt="w"))
+    curves = [RNG.standard_normal((n, 2)).astype("f") for n in LENGTHS]
+    found = trainer.evaluate({"x": curves, "target": curves}, batch_size=3)["loss"]
+    assert found == pytest.approx(((np.concatenate(curves) * [0.5, 1]) ** 2).mean(), rel=1e-5)
+
+
 def test_a_loss_that_would_count_the_padding_is_refused() -> None:
     trainer = og.Trainer(og.build_training(SERIES, loss="mse", optimizer="sgd", wrt="w"))
     data = {"x": CURVES, "target": CURVES}
