@@ -83,7 +83,9 @@ class ShardedEngine(ParallelEngine):
         model.graph.outputs.clear()
         model.graph.outputs.extend(kept)
         RemoveUnused()(model)
-        for value in [v for v in model.graph.inputs if not v.uses() and not v.is_graph_output()]:
+        rate = self.manifest.learning_rate.name  # is fed also where a rank has no parameters
+        unused = [v for v in model.graph.inputs if not v.uses() and not v.is_graph_output()]
+        for value in [v for v in unused if v.name != rate]:
             model.graph.inputs.remove(value)
             model.graph.initializers.pop(value.name or "", None)
         return model

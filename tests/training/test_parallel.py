@@ -211,6 +211,20 @@ def test_a_divided_optimizer_gives_the_same_bits(optimizer: Any, tmp_path: Path)
         same(on[1], on[0])
 
 
+def test_a_divided_optimizer_of_fewer_parameters_than_ranks() -> None:
+    program = build(net(), wrt=build(net()).manifest.parameters[0].name, optimizer=optim.Adam(lr=0.05))
+
+    def work(own: ThreadRank, *, divided: bool) -> Feeds:
+        trainer = og.Trainer(program, distributed=own, shard_optimizer=divided)
+        for seed in range(2):
+            trainer.step(shard(samples(7, seed), own.rank, own.size), outputs=[])
+        return values(trainer)
+
+    whole, parts = (on_ranks(2, lambda own, d=divided: work(own, divided=d)) for divided in (False, True))
+    for found, wanted in zip(parts, whole, strict=True):
+        same(found, wanted)
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("tensors", [False, True])
 @pytest.mark.parametrize("divided", [False, True])
