@@ -177,6 +177,8 @@ def _of_run(folder: Path, file: Path | None, *, loss: bool, providers: Any, opti
     if file is None:
         trainer.restore(folder / CHECKPOINTS)
         described = trainer.program.model("inference")
+    elif trainer.manifest.options.get("quantization"):  # the file has integers for the weights of the program
+        return _of_file(file, None, None, providers, options)
     else:
         described = read(file)
         stored = described.graph.initializers

@@ -494,6 +494,7 @@ class Trainer:
 
         Frozen weights, such as those of the other half of a GAN, or of a teacher, have neither gradients nor optimizer
         state. When the first of them is replaced, the sessions are created anew; `save` and `export` then write them, too.
+        Before the first step, averages (`ema`) that are not given are those of their parameters.
 
         Args:
             values: Name -> array. Or another trainer: its parameters and running statistics of which this one has the
@@ -506,7 +507,8 @@ class Trainer:
         """
         if isinstance(values, Trainer):
             values = trained_values(self.program, values.engine)
-        arrays, moving = arrays_to_load(self.program, values), {entry.name for entry in self.manifest.moving()}
+        arrays = arrays_to_load(self.program, values, self.progress.steps)
+        moving = {entry.name for entry in self.manifest.moving()}
         self.engine.write({name: array for name, array in arrays.items() if name in moving})
         self.engine.replace({name: array for name, array in arrays.items() if name not in moving})
 
@@ -529,6 +531,8 @@ class Trainer:
             ArgumentError: The vector has another length.
         """
         self.engine.write_flat(self.manifest.stored() if statistics else self.manifest.parameters, vector)
+        if not self.progress.steps and self.manifest.averages():
+            self.load(self.parameters())  # the averages follow
 
     # -- files ---------------------------------------------------------------------------------------------------------
 

@@ -23,8 +23,10 @@ from onnx_convgrad.training.divergence import Arrays, check_values
 from onnx_convgrad.training.engine import Engine
 
 
-def arrays_to_load(program: TrainingProgram, values: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
+def arrays_to_load(program: TrainingProgram, values: Mapping[str, ArrayLike], steps: int) -> dict[str, np.ndarray]:
     """Cast arrays to the types of the parameters, state and frozen weights that they replace.
+
+    Before the first of the `steps`, averages that are not given are those of their parameters.
 
     Raises:
         ArgumentError: A name is unknown, or an array has another shape or holds no numbers.
@@ -35,6 +37,8 @@ def arrays_to_load(program: TrainingProgram, values: Mapping[str, ArrayLike]) ->
             hint="Use restore for a checkpoint file.",
         )
     manifest = program.manifest
+    if not steps:
+        values = {average: values[name] for name, average in manifest.averages().items() if name in values} | {**values}
     entries = {entry.name: entry for entry in manifest.moving()}
     frozen = program.frozen() if set(values) & set(manifest.frozen) else {}
     check_names(list(values), [*entries, *manifest.frozen], "parameter or state")

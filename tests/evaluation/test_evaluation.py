@@ -253,6 +253,24 @@ def test_the_loss_in_the_metadata_settles_what_an_output_means(tmp_path: Path) -
     np.testing.assert_allclose(found.values, 1 / (1 + np.exp(-(X @ W).astype(float))), atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"ema": 0.9}, {"precision": "float16", "ema": 0.9}, {"quantization": "qat"}], ids=str
+)
+def test_the_folder_of_a_run_is_evaluated_as_its_file(options: dict[str, Any], tmp_path: Path) -> None:
+    model: Any = linear()
+    if "quantization" in options:
+        model = og.transforms.insert_quantizers(model, {"x": X})
+    program = og.build_training(model, loss="cross_entropy", optimizer=og.optim.SGD(1.0), **options)
+    program.save(tmp_path / "program")
+    data, trainer = {"x": X, "target": RNG.integers(0, 3, len(X))}, og.Trainer(program)
+    trainer.fit(data, epochs=5, progress="none")
+    trainer.export(tmp_path / "trained.onnx")
+    run, file = (og.evaluate(path, data).metrics for path in (tmp_path, tmp_path / "trained.onnx"))
+    assert file.items() <= run.items()
+    if "quantization" not in options:  # such a file has no weights for the program
+        assert run["loss"] == pytest.approx(trainer.evaluate(data)["loss"], rel=1e-3)
+
+
 def test_damaged_metadata_is_reported(tmp_path: Path) -> None:
     model = linear()
     for key in (metadata.LABELS, "onnx_convgrad.training"):

@@ -53,6 +53,23 @@ def rows(step: int) -> Feeds:
     return {"x": rng.standard_normal((6, 3)).astype(np.float32), "target": rng.integers(0, 4, 6)}
 
 
+@pytest.mark.parametrize("way", ["arrays", "a trainer", "a vector"])
+def test_averages_follow_what_is_loaded_before_the_first_step(way: str) -> None:
+    """The first update would copy the parameters, too; later, averages stay."""
+    other = og.Trainer(build(linear()))
+    other.step(rows(0))
+    trainer = og.Trainer(build(linear(), ema=0.9))
+    if way == "a vector":
+        trainer.load_flat(other.flat_parameters())
+    else:
+        trainer.load(other.parameters() if way == "arrays" else other)
+    np.testing.assert_array_equal(trainer.evaluate_batch(rows(1))["y"], other.evaluate_batch(rows(1))["y"])
+    trainer.step(rows(2))
+    before = trainer.state()["w_ema"]
+    trainer.load({"w": np.zeros((3, 4))})
+    np.testing.assert_array_equal(trainer.state()["w_ema"], before)
+
+
 def test_parameters_train_as_without_averages(tmp_path: Path) -> None:
     """In every graph of the program, also after it was saved, and with accumulated gradients."""
     plain, program = ProgramRun(build(linear())), build(linear(), ema=0.9)
