@@ -210,6 +210,21 @@ def test_portable_files_have_portable_operators_and_equal_numbers(name: str, arg
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("fgsm", (0.1,)), ("pgd", (0.1,)), ("deepfool", ()), ("carlini_wagner", ())]
+)
+def test_float64(name: str, arguments: tuple[float, ...]) -> None:
+    feed = {"x": np.random.default_rng(0).random((3, 4), np.float32)}
+    weight = "{1, -2, 0.5, 3, -1, 1, 2, -0.5, 1, 1, -3, 0.25}"
+    found = []
+    for kind in ("float", "double"):
+        file = graph_of(f"({kind}[N,4] x) => ({kind}[N,3] y) <{kind}[4,3] w = {weight}> {{ y = MatMul (x, w) }}")
+        dtype = np.float32 if kind == "float" else np.float64
+        found.append(run(getattr(attacks, name)(file, *arguments), {"x": feed["x"].astype(dtype)})["adversarial"])
+    assert found[1].dtype == np.float64
+    assert_allclose(*found, **TOL)
+
+
 def test_errors() -> None:
     file = NET.file()
     with pytest.raises(ArgumentError, match="A targeted attack needs the class to reach"):
