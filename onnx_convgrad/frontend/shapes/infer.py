@@ -173,6 +173,12 @@ def _windows(n: Call) -> int | None:
     return next((len(shape) for shape in shapes if shape is not None), None if axes is None else 2 + axes)
 
 
+def _kept(n: Call) -> int | None:
+    """The rank of the operand of a reduction that keeps its axes, which may be known at run time only."""
+    data = n.node.inputs[0]
+    return None if data is None or data.shape is None or not n.int("keepdims", 1) else len(data.shape)
+
+
 def _order(n: Call) -> int | None:
     order = n.ints("perm")
     return None if order is None else len(order)
@@ -181,6 +187,7 @@ def _order(n: Call) -> int | None:
 _RANKS: dict[str, tuple[int, Callable[[Call], int | None]]] = {
     **dict.fromkeys(("Conv", "ConvTranspose"), (2, _windows)),
     **dict.fromkeys(POOLS, (1, _windows)),
+    **{f"Reduce{name}": (1, _kept) for name in "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split()},
     "Gemm": (2, lambda _: 2),
     "Transpose": (1, _order),
 }

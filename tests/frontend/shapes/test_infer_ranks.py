@@ -55,3 +55,14 @@ def test_unknown_shapes_of_a_convolution(graph: str, shapes: dict[str, tuple[int
         np.testing.assert_array_equal(run(result, feed)["w_grad"], np.full((3, 1, 2, 1), 10))
     else:
         assert [o.name for o in result.graph.output] == ["y", "x_grad"]
+
+
+def test_a_reduction_that_keeps_its_axes_keeps_the_rank() -> None:
+    """So ends the gradient of an operand that may have been broadcast: over axes that are known at run time only."""
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    b = np.array([[1, 2, 3]], np.float32)
+    pulled = og.vjp(graph_of("(float[N,3] x, float[M,3] b) => (float[K,3] y) { y = Mul (x, b) }"), wrt="inputs")
+    feed = {"x": x, "b": b, "y_grad": np.ones((5, 2, 3), np.float32)}
+    got = run(og.vmap(pulled, in_axes={"y_grad": 0}), feed)
+    np.testing.assert_array_equal(got["b_grad"], [x.sum(0, keepdims=True)] * 5)
+    np.testing.assert_array_equal(got["x_grad"], [np.broadcast_to(b, x.shape)] * 5)
