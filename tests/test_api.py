@@ -15,6 +15,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import onnx_convgrad as og
+from onnx_convgrad.pipeline.options import COMPOSITIONS
 from onnx_convgrad.runtime import run
 from tests.support.one_input import gradient_map, graph_of
 
@@ -245,6 +246,20 @@ def test_forward_mode() -> None:
     t = RNG.standard_normal(X.shape).astype(np.float32)
     pushed = run(og.jvp(small(), wrt="inputs", of="loss"), {"x": X, "x_tangent": t})
     assert float(pushed["loss_tangent"]) == pytest.approx(float(np.vdot(oracle()["x"], t)), rel=1e-4)
+
+
+def test_a_direction_of_a_value_that_depends_on_others_is_added() -> None:
+    """Forward mode is the transpose of reverse mode, also for two values of which one depends on the other."""
+    model = graph_of("(float[3] x) => (float y) { s = ReduceSum <keepdims = 0> (x)  y = Mul (s, s) }")
+    feed = {"x": np.array([1, 2, 3], np.float32)}
+    directions = {"x_tangent": np.array([1, 0, 0], np.float32), "s_tangent": np.array(2, np.float32)}
+    gradients = run(og.vjp(model, wrt=["x", "s"]), feed)
+    expected = sum(float((gradients[f"{v}_grad"] * directions[f"{v}_tangent"]).sum()) for v in ("x", "s"))
+    assert run(og.jvp(model, wrt=["x", "s"]), {**feed, **directions})["y_tangent"] == expected
+    for composition in COMPOSITIONS:
+        found = run(og.hvp(model, wrt=["x", "s"], of="y", composition=composition), {**feed, **directions})
+        np.testing.assert_array_equal(found["x_grad_tangent"], [6, 6, 6])
+        assert found["s_grad_tangent"] == 6
 
 
 @pytest.mark.parametrize(

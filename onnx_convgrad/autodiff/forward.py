@@ -21,11 +21,12 @@ from onnx_convgrad.ir.emit import Emitter
 
 
 def forward(
-    e: Emitter, tangents: Mapping[ir.Value, ir.Value], targets: Collection[ir.Value]
+    e: Emitter, tangents: Mapping[ir.Value, ir.Value], targets: Collection[ir.Value], *, directions: bool = False
 ) -> dict[ir.Value, ir.Value]:
     """Emit the tangents of `targets`, given those of some sources, as `backward` does for cotangents.
 
-    A target that depends on no source is absent in the result: its tangent is zero.
+    A target that depends on no source is absent in the result: its tangent is zero. With `directions`, a source that depends
+    on others gets the tangent that these give it in addition to its own, so that this is the transpose of `backward`.
     """
     walk = _ForwardWalk(e, Activity.between(tangents, targets, e.order), tangents)
     for node in walk.activity.nodes:
@@ -34,7 +35,8 @@ def forward(
             continue
         with walk.at(node):
             pushed = dict(walk.push(Call(node), rule))
-            walk.tangents.update((y, t) for y, t in pushed.items() if y not in tangents)
+            given = {y: tangents[y] for y in pushed if y in tangents}
+            walk.tangents.update(pushed | ({y: e.add(t, pushed[y]) for y, t in given.items()} if directions else given))
     walk.finish()
     return {v: walk.tangents[v] for v in targets if v in walk.tangents}
 

@@ -56,7 +56,7 @@ def ggn_product(model: AnyModel, *, loss: LossLike, wrt: Names = "parameters", t
         term = LossTerm.of(e, loss)
         y, value = term.outputs, term.value
         vectors = {p: new_input(e, f"{p.name}_vector", p.dtype or ir.DataType.FLOAT, p.shape) for p in sources}
-        moved = forward(e, vectors, [y])
+        moved = forward(e, vectors, [y], directions=True)
         slopes = backward(e, {value: e.full_like(value, 1)}, [y])
         bent = forward(e, {y: moved[y]}, [slopes[y]]) if y in moved and y in slopes else {}
         found = backward(e, {y: bent[slopes[y]]}, dict.fromkeys(sources)) if bent else {}
@@ -168,7 +168,7 @@ def _estimated(e: Emitter, slopes: Mapping[ir.Value, ir.Value], samples: int, se
         for i, p in enumerate(slopes):
             drawn = e.op("RandomUniformLike", p, low=-1.0, high=1.0, seed=float(seed + i))
             signs[p] = e.typed(e.where(e.compare("Less", drawn, 0), e.scalar(-1, p), e.scalar(1, p)), p)
-        bent = forward(e, signs, list(dict.fromkeys(slopes.values())))
+        bent = forward(e, signs, list(dict.fromkeys(slopes.values())), directions=True)
         return {p: e.mul(signs[p], bent[g]) for p, g in slopes.items() if g in bent}
 
     totals = summed(e, {p: e.zeros_like(p) for p in slopes}, e.arange(samples), products)

@@ -107,7 +107,9 @@ class _Derivatives:
         """Return the graph output with the derivative of each source, or in forward mode of each value in `of`."""
         mode, options = self.mode, self.options
         if mode == "jvp":
-            return self._outputs(self.targets, forward(self.e, self._tangents(), self.targets), "tangent")
+            return self._outputs(
+                self.targets, forward(self.e, self._tangents(), self.targets, directions=True), "tangent"
+            )
         if mode == "hvp":
             return self._outputs(self.sources, self._second_order(options.composition), "grad_tangent")
         # before the inputs of cotangents are added, which do not count
@@ -125,7 +127,7 @@ class _Derivatives:
         """The second derivative of the scalars along the tangents of all sources, by source."""
         wanted = dict.fromkeys(self.sources)
         if composition == "reverse_over_forward":
-            slopes = forward(self.e, self._tangents(), self.targets)
+            slopes = forward(self.e, self._tangents(), self.targets, directions=True)
             return backward(self.e, {t: self.e.full_like(t, 1) for t in slopes.values()}, wanted)
         gradients = backward(self.e, {y: self.e.full_like(y, 1) for y in self.targets}, wanted)
         tangents = self._tangents()
@@ -134,7 +136,7 @@ class _Derivatives:
             for x, g in gradients.items():
                 cotangents[g] = self.e.add(cotangents[g], tangents[x]) if g in cotangents else tangents[x]
             return backward(self.e, cotangents, wanted)
-        pushed = forward(self.e, tangents, list(dict.fromkeys(gradients.values())))
+        pushed = forward(self.e, tangents, list(dict.fromkeys(gradients.values())), directions=True)
         return {x: pushed[g] for x, g in gradients.items() if g in pushed}
 
     def claim(self, value: ir.Value, name: str) -> ir.Value:
