@@ -6,6 +6,7 @@ of any order, by graphs that this package builds on first use.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -117,7 +118,8 @@ class Module(torch.nn.Module):
         return model
 
     def _values(self) -> list[torch.Tensor]:
-        return [self.get_parameter(".".join(path)) for path in self._paths]
+        """The values of the parameters, or the tensors that PyTorch has put in their place (parametrizations, pruning)."""
+        return [functools.reduce(getattr, path, self) for path in self._paths]  # type: ignore[misc]
 
 
 def _path(name: str, names: Sequence[str] | dict[str, Any]) -> list[str]:
@@ -150,7 +152,8 @@ class _Call(torch.autograd.Function):
         layer, wanted = ctx.layer, ctx.wanted
         floating = [g for g, f in zip(grads, layer.floating, strict=True) if f]
         count = len(layer.inputs)
-        operands, kept = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        saved = ctx.saved_tensors  # read once: `torch.utils.checkpoint` refuses a second time
+        operands, kept = saved[:count], saved[count:]
         if torch.is_grad_enabled():  # the gradient is differentiated again
             found: Sequence[torch.Tensor] = _Call.apply(layer.vjp(wanted), *operands, *floating)  # type: ignore[no-untyped-call]
         else:

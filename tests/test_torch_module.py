@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -165,6 +167,39 @@ def test_integers_and_several_outputs() -> None:
     assert torch.equal(same, i) and torch.equal(positive, y > 0) and positive.dtype == torch.bool
     (y * torch.tensor([[1.0], [2.0], [3.0]])).sum().backward()
     assert table.grad is not None and table.grad[:, 0].tolist() == [0, 3, 0, 3]
+
+
+def gradient(layer: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad(layer(x).square().sum(), x)[0]
+
+
+def test_a_layer_that_has_run_is_pickled() -> None:
+    layer, x = Module(MLP), inputs()
+    expected = gradient(layer, x)
+    again = pickle.loads(pickle.dumps(layer))
+    assert torch.equal(gradient(again, x), expected)
+    assert again.state_dict().keys() == layer.state_dict().keys()
+
+
+def test_activations_are_checkpointed() -> None:
+    layer, x = Module(MLP), inputs()
+
+    def computed_again(x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+
+    assert torch.equal(gradient(computed_again, x), gradient(layer, x))
+
+
+def test_tensors_in_the_place_of_parameters() -> None:
+    """As a parametrization and `functional_call` put them there."""
+    layer, x = Module(MLP), inputs()
+    expected = gradient(layer, x)
+    halved = {name: value / 2 if name == "v" else value for name, value in layer.state_dict().items()}
+    assert not torch.allclose(torch.func.functional_call(layer, halved, (x,)), layer(x))
+    torch.nn.utils.parametrizations.weight_norm(layer, "v")
+    assert torch.allclose(gradient(layer, x), expected)
+    layer(x).square().sum().backward()
+    assert layer.parametrizations.v.original0.grad.abs().sum() > 0
 
 
 def test_errors() -> None:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from onnx_ir.convenience import extract
 from onnx_ir.passes.common import OutputFixPass
@@ -15,13 +16,14 @@ from onnx_ir.passes.common import OutputFixPass
 from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.base.limits import Limits, limits_of
-from onnx_convgrad.frontend.files import AnyModel
+from onnx_convgrad.frontend.files import AnyModel, read
 from onnx_convgrad.frontend.selection import resolve_wrt
 from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import Emitter, empty_model
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.ir.loop_bodies import depending
 from onnx_convgrad.ir.nodes import captured_values
+from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.pipeline.composed import Writer, compose, new_input
 from onnx_convgrad.pipeline.options import Names, TargetLike
 from onnx_convgrad.runtime import session
@@ -101,6 +103,11 @@ class Layer:
         """Return the layer itself: it holds no values of parameters, and sessions cannot be copied."""
         return self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return the parts of a pickle: the model as a file, without sessions and derivatives."""
+        file = whole_proto(self.model).SerializeToString()
+        return _unpickled, (file, self.target, self.limits, self.providers, self.options)
+
     @cached_property
     def session(self) -> Any:
         """The `onnxruntime.InferenceSession` of the model, opened on first use."""
@@ -147,6 +154,10 @@ class Layer:
         operands = [i for i, x in enumerate(back.graph.inputs[:count]) if x.uses()]
         back.graph.inputs[:count] = [back.graph.inputs[i] for i in operands]
         return Halves(replace(self, model=forward), replace(self, model=back), operands, [v.name or "" for v in kept])
+
+
+def _unpickled(file: bytes, *others: Any) -> Layer:
+    return Layer(read(onnx.load_from_string(file)), *others)
 
 
 @dataclass(frozen=True, slots=True)
