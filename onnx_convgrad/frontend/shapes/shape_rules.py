@@ -37,9 +37,9 @@ CorrectSizes = Callable[[ShapeInferenceContext, ir.Node, list[Size]], Sequence[S
 def install() -> None:
     """Register the corrections, once."""
     registry.collect()
-    corrections = (*shape_rules_layout.CORRECTIONS, *shape_rules_broadcast.corrections())
     for op_type, since, change in (
-        *((name, since, _followed_by(correct)) for name, since, correct in corrections),
+        *((name, since, _followed_by(correct)) for name, since, correct in shape_rules_layout.CORRECTIONS),
+        *shape_rules_broadcast.corrections(),
         *((name, since, _sizes_corrected(correct)) for name, since, correct in _SIZES),
         *((name, since, remembered) for name, since in REMEMBERED),
         ("Conv", 1, conv),

@@ -7,7 +7,8 @@ the same one wherever the same symbols are broadcast.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from hashlib import sha256
 
 import onnx_ir as ir
@@ -26,8 +27,8 @@ _PARTS: dict[str, frozenset[str]] = {}
 Size = int | ir.SymbolicDim
 
 
-def corrections() -> Iterator[tuple[str, int, Infer]]:
-    """(operator, opset, rule that runs after that of the library), for every rule of the operators that broadcast."""
+def corrections() -> Iterator[tuple[str, int, Callable[[Infer], Infer]]]:
+    """(operator, opset, change of the rule of the library), for every rule of the operators that broadcast."""
     elementwise = [rule.op_type for rule in rules() if rule.factors is every_axis and not rule.domain]
     operands = {op_type: signature("", op_type)[0] for op_type in elementwise}
     alike = sorted(op_type for op_type, names in operands.items() if len(names) > 1 or names[0].endswith("..."))
@@ -35,14 +36,17 @@ def corrections() -> Iterator[tuple[str, int, Infer]]:
     del kept_axes["PRelu"]  # the data are never broadcast to the slope
     for op_type, kept in kept_axes.items():
         for since in dict.fromkeys(registry.version_boundaries("", op_type)):
-            yield op_type, since, _rule(kept)
+            yield op_type, since, partial(_corrected, kept=kept)
 
 
-def _rule(kept: int) -> Infer:
-    """A rule for operators that broadcast all but the `kept` last axes."""
+def _corrected(original: Infer, kept: int) -> Infer:
+    """The rule of the library, and then the correction for operators that broadcast all but the `kept` last axes."""
 
-    def infer(_: ShapeInferenceContext, node: ir.Node) -> None:
+    def infer(context: ShapeInferenceContext, node: ir.Node) -> None:
         y = node.outputs[0]
+        if y.shape is not None:  # else the library takes an earlier correction for a declared name of the first size
+            y.shape = ir.Shape([None if isinstance(d, ir.SymbolicDim) and d.value in _PARTS else d for d in y.shape])
+        original(context, node)
         operands = node.inputs if node.op_type != "Expand" else (node.inputs[0], _shaped(node.inputs[1]))
         shapes = [v.shape for v in operands if v is not None and v.shape is not None]
         if y.shape is None or len(shapes) < 2:
