@@ -106,6 +106,20 @@ PAD_TRIMS_ALL = Quirk(
     "A Pad whose negative amounts trim a whole axis before it is padded leaves unset memory in the result.",
     "onnx_convgrad.lowering.conv.patches",
 )
+QUANTIZED_BETA = Quirk(
+    "QUANTIZED_BETA",
+    "onnxruntime",
+    "",
+    "The quantizer sets beta of a Gemm to 1 and leaves the bias as it is.",
+    "onnx_convgrad.quantization.insert",
+)
+QUANTIZED_OUTPUT = Quirk(
+    "QUANTIZED_OUTPUT",
+    "onnxruntime",
+    "",
+    "The quantizer gives an output that only a Relu or Clip reads the range behind that.",
+    "onnx_convgrad.quantization.insert",
+)
 RESIZE_ROUNDING = Quirk(
     "RESIZE_ROUNDING",
     "onnxruntime",

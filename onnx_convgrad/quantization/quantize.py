@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -241,8 +241,14 @@ def learn_rounding(m: ir.Model, real: ir.Model, batches: Sequence[Arrays], setti
         if (name := float_name(block.result, real.graph)) is not None
     ]
     slopes = output_slopes(m, real, [block.result for block, _ in blocks], batches) if brecq else {}
+    rounded = set[str]()
     for i, (block, name) in enumerate(blocks, 1):
-        weights = ", ".join(layer.name for layer in block.layers)
+        fresh = {layer.name: layer for layer in block.layers if layer.name not in rounded}  # layers may share a weight
+        if not fresh:
+            continue
+        rounded.update(fresh)
+        block = replace(block, layers=tuple(fresh.values()))  # noqa: PLW2901
+        weights = ", ".join(fresh)
         announce(f"{'block' if brecq else 'layer'} {i} of {len(blocks)}: {weights}")
         target = values_on(real, [name], batches)[name]
         inputs = values_on(m, [v.name or "" for v in block.sources], batches)

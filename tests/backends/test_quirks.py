@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,29 @@ def pool_padding_axes(_: Path) -> bool:
 def pad_trims_all(_: Path) -> bool:
     model = parsed("y = Pad(x, p)", "float[2, 3] x", constants="<int64[4] p = {-2, 0, 3, 0}>")
     return bool(run(model, {"x": 1 + numbers(2, 3) ** 2})["y"].any())
+
+
+def quantized_error(body: str, outputs: str, folder: Path) -> float:
+    """The largest error of the first output after ONNX Runtime's quantizer."""
+    from onnxruntime import quantization  # it is slow to import
+
+    x, (plain, changed) = numbers(16, 4), (folder / f"{name}.onnx" for name in ("plain", "changed"))
+    model = parsed(body, "float[16, 4] x", outputs, "<float[8] b = {8, 8, 8, 8, 8, 8, 8, 8}>")
+    model.graph.initializer.append(numpy_helper.from_array(numbers(4, 8), "w"))
+    onnx.save(model, plain)
+    batches = iter([{"x": x}])
+    quantization.quantize_static(plain, changed, SimpleNamespace(get_next=lambda: next(batches, None)))
+    want, got = (run(str(path), {"x": x})[model.graph.output[0].name] for path in (plain, changed))
+    return float(np.abs(want - got).max())
+
+
+def quantized_beta(folder: Path) -> bool:
+    return quantized_error("y = Gemm<beta = 2.0>(x, w, b)", "float[16, 8] y", folder) > 4
+
+
+def quantized_output(folder: Path) -> bool:
+    outputs = "float[16, 8] h, float[16, 8] y"
+    return quantized_error("h = MatMul(x, w) y = Relu(h)", outputs, folder) > 1
 
 
 def resize_rounding(_: Path) -> bool:

@@ -35,6 +35,25 @@ def test_every_layer_becomes_an_integer_kernel(tmp_path: Path) -> None:
     assert not fused["Gemm"]
 
 
+@pytest.mark.parametrize(
+    ("outputs", "body"),
+    [
+        ("float[N,3] y", "y = Gemm <alpha = 0.5, beta = 4.0> (x, w, b)"),
+        ("float[N,3] h, float[N,3] y", "h = MatMul (x, w) y = Relu (h)"),
+    ],
+    ids=["beta", "an output before a Relu"],
+)
+def test_what_the_quantizer_of_onnx_runtime_changes(outputs: str, body: str) -> None:
+    """See quirks.QUANTIZED_BETA and QUANTIZED_OUTPUT."""
+    model = graph_of(f"(float[N,3] x) => ({outputs}) <float[3] b = {{1, -2, 3}}> {{ {body} }}", opset=21)
+    generator = np.random.default_rng(0)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(generator.normal(size=(3, 3)).astype(np.float32), "w"))
+    x = generator.normal(size=(64, 3)).astype(np.float32)
+    want, got = run(model, {"x": x}), run(og.transforms.insert_quantizers(model, {"x": x}), {"x": x})
+    for name in want:
+        assert np.abs(got[name] - want[name]).max() < 0.05 * np.abs(want[name]).max()
+
+
 def _types(model: onnx.ModelProto, suffix: str) -> set[int]:
     return {t.data_type for t in model.graph.initializer if t.name.endswith(suffix)}
 

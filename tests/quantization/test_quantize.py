@@ -152,6 +152,19 @@ def test_a_network_of_matrix_products(method: str) -> None:
     assert errors[1] < errors[0] if method != "bias" else errors[1] == errors[0]
 
 
+@pytest.mark.parametrize("method", ["adaround", "brecq"])
+def test_layers_may_share_a_weight(method: str) -> None:
+    """Its rounding is learned once."""
+    generator = np.random.default_rng(0)
+    text = "(float[N,4] x) => (float[N,4] y) { a = MatMul (x, w) b = Relu (a) c = MatMul (b, w) y = Add (c, x) }"
+    model = graph_of(text, opset=21)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(generator.normal(size=(4, 4)).astype(np.float32), "w"))
+    x = generator.normal(size=(64, 4)).astype(np.float32)
+    got = run(og.transforms.quantize(model, {"x": x}, method=method, iterations=20), {"x": x})["y"]
+    want = run(model, {"x": x})["y"]
+    assert np.abs(got - want).max() < 0.05 * np.abs(want).max()
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
