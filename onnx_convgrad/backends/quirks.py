@@ -227,6 +227,13 @@ FLOAT16_SCATTER_ADD = Quirk(
     "ScatterElements with reduction=add has no float16 kernel.",
     "onnx_convgrad.rules.movement",
 )
+FLOAT64_ACTIVATIONS = Quirk(
+    "FLOAT64_ACTIVATIONS",
+    "onnxruntime",
+    "",
+    "Elu, LeakyRelu, Softplus and other functions without a float64 kernel run up to opset 20, and are refused at 21.",
+    "onnx_convgrad.backends.runtime_faults",
+)
 FLOAT64_CONV = Quirk(
     "FLOAT64_CONV",
     "onnxruntime",

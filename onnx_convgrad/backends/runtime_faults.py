@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.function_bodies import emit_body
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import Emitter, static_dims
+from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter, static_dims
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import NodePass
 
@@ -148,6 +149,25 @@ class AvoidRuntimeFaults(NodePass):
     def rewrite_node(self, e: Emitter, node: ir.Node) -> ir.Value | bool | None:
         """Rewrite one node."""
         return _REWRITES[node.op_type](e, node)
+
+
+class WriteFloat64(NodePass):
+    """Write float64 nodes that the CPU has no kernel for by their function bodies; see quirks.FLOAT64_ACTIVATIONS."""
+
+    operators = tuple("Elu HardSigmoid HardSwish LeakyRelu Mish PRelu Selu Softplus Softsign ThresholdedRelu".split())
+    label = "float64"
+    bodies = True
+
+    def rewrite(self, model: ir.Model) -> bool:
+        """Rewrite all nodes, and then those of the bodies that were written."""
+        return super().rewrite(model) and (self.rewrite(model) or True)
+
+    def rewrite_node(self, e: Emitter, node: ir.Node) -> ir.Value | None:
+        """Rewrite one node."""
+        if node.outputs[0].dtype is not ir.DataType.DOUBLE:
+            return None
+        result = emit_body(e, Call(node), CANONICAL_OPSET)[0][0]
+        return None if result is None else e.typed(result, node.outputs[0])
 
 
 class SeparateTransposes(NodePass):

@@ -11,7 +11,7 @@ from onnx_convgrad.backends.cuda.channel_factors import MoveChannelFactors
 from onnx_convgrad.backends.cuda.staged_sums import StageSums
 from onnx_convgrad.backends.missing_operators import ReplaceMissingOperators
 from onnx_convgrad.backends.narrow_gradients import NarrowWeightGradients
-from onnx_convgrad.backends.runtime_faults import AvoidRuntimeFaults, SeparateTransposes
+from onnx_convgrad.backends.runtime_faults import AvoidRuntimeFaults, SeparateTransposes, WriteFloat64
 from onnx_convgrad.backends.unsupported_forms import ReplaceUnsupportedForms
 from onnx_convgrad.backends.weight_copies import CopyPackedWeights
 from onnx_convgrad.base.progress import announce
@@ -68,7 +68,8 @@ def recompute(built: Built) -> None:
 def fit_provider(built: Built) -> None:
     """Rewrite what the provider lacks, computes wrongly or is slow at."""
     target = built.target
-    fast = [WidenBfloat16(target), UseFastForms(target, training=built.options.training)] if target.on_cpu else []
+    fast = [WriteFloat64(target), WidenBfloat16(target)] if target.on_cpu else []
+    fast += [UseFastForms(target, training=built.options.training)] if target.on_cpu else []
     fast += [CompareInsteadOfClamping(target)] if target.slow_clamps else []
     copies = [CopyPackedWeights(target)] if target.packs_once else []
     forms = [

@@ -30,7 +30,7 @@ from onnx_convgrad.backends.cuda.channel_factors import MoveChannelFactors
 from onnx_convgrad.backends.cuda.staged_sums import StageSums
 from onnx_convgrad.backends.missing_operators import ReplaceMissingOperators
 from onnx_convgrad.backends.narrow_gradients import NarrowWeightGradients
-from onnx_convgrad.backends.runtime_faults import AvoidRuntimeFaults, SeparateTransposes
+from onnx_convgrad.backends.runtime_faults import AvoidRuntimeFaults, SeparateTransposes, WriteFloat64
 from onnx_convgrad.backends.unsupported_forms import ReplaceUnsupportedForms
 from onnx_convgrad.backends.weight_copies import CopyPackedWeights
 from onnx_convgrad.errors import ArgumentError
@@ -182,6 +182,7 @@ EXAMPLES: dict[type[GraphPass], Example] = {
     WidenBfloat16: Example(
         "(float[3] x) => (float[3] y) { a = Cast <to = 16> (x) b = Neg (a) y = Cast <to = 1> (b) }",
     ),
+    WriteFloat64: Example("(double[3] x) => (double[3] y) { y = Mish (x) }", "Mish"),
     WriteOutRecurrent: Example(
         "(float[3, 2, 4] x, float[1, 5, 4] w, float[1, 5, 5] r) => (float[3, 1, 2, 5] y)"
         " { y = RNN <hidden_size = 5> (x, w, r) }",

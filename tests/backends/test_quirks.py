@@ -371,6 +371,7 @@ FAILING = {
         { y = Scan<num_scan_inputs = 1, body = b (float[3] p) => (float[3] q) { q = Neg(p) }>(x) }""",
     "FLOAT16_SCATTER_ADD": """(float16[8] d, int64[3] i, float16[3] u) => (y)
         { y = ScatterElements<reduction = "add">(d, i, u) }""",
+    "FLOAT64_ACTIVATIONS": "(double[4] x) => (y) { y = Elu(x) }",
     "FLOAT64_CONV": "(double[1, 1, 4] x, double[1, 1, 2] w) => (y) { y = Conv(x, w) }",
     "FLOAT64_FUSED_MATMUL": """(double[2, 3] a, double[2, 4] b) => (y)
         { t = Transpose<perm = [1, 0]>(a) y = MatMul(t, b) }""",

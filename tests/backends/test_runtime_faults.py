@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 
 import onnx_convgrad as og
-from onnx_convgrad.backends.runtime_faults import AvoidRuntimeFaults, SeparateTransposes
+from onnx_convgrad.backends.runtime_faults import AvoidRuntimeFaults, SeparateTransposes, WriteFloat64
 from onnx_convgrad.ir.passes import NodePass, run_passes
 from onnx_convgrad.ir.targets import TARGETS
 from onnx_convgrad.runtime import run
@@ -192,3 +192,19 @@ def test_levels_before_any_layout_load_as_before(way: str, levels: str, zero: in
             got = run(result, {k.name: {**feed, "w_grad": x}[k.name] for k in result.graph.input})
             want = run(model, {k.name: feed[k.name] for k in model.graph.input}, optimize=False)
             np.testing.assert_allclose(got["y"], want["y"], rtol=1e-5, atol=1e-6, err_msg=f"{layout} {end}")
+
+
+@pytest.mark.parametrize("op_type", WriteFloat64.operators)
+def test_functions_without_a_kernel_for_float64(op_type: str) -> None:
+    """See quirks.FLOAT64_ACTIVATIONS."""
+    numbers = np.random.default_rng(0).standard_normal((2, 3, 4, 5))
+    operands = "x, s" if op_type == "PRelu" else "x"
+    results = []
+    for kind, dtype in (("float", np.float32), ("double", np.float64)):
+        text = f"({kind}[2,3,4,5] x) => ({kind}[2,3,4,5] y) <{kind} s = {{0.25}}> {{ y = {op_type} ({operands}) }}"
+        model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> g {text}')
+        augmented = og.augment(model, wrt="inputs", cotangents="ones")
+        results.append(run(augmented, {"x": numbers.astype(dtype)}))
+    for name, want in results[0].items():
+        np.testing.assert_allclose(results[1][name], want, rtol=1e-4, atol=1e-5)
+        assert results[1][name].dtype == np.float64
