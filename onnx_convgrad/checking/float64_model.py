@@ -88,9 +88,9 @@ def prepared(
     m.opset_imports.pop(DOMAIN, None)
     run_passes(m, [WidenBfloat16()])
     change(graph)
-    for node in graph.all_nodes():  # declared shapes may be those of other inputs
+    for node in graph.all_nodes():  # declared sizes may be those of other inputs; a Scan needs ranks
         for value in node.outputs:
-            value.shape = None
+            value.shape = None if value.shape is None else ir.Shape([None] * len(value.shape))
     return whole_proto(m)
 
 

@@ -426,3 +426,16 @@ def test_branches_are_evaluated_in_float64() -> None:
         assert report.passed
         assert report.precision == "float64"
         assert max(row.numeric or 0 for row in report.rows) < 1e-5
+
+
+def test_a_scan_in_which_the_runtime_finds_no_rank() -> None:
+    """It infers none for what a Loop carries, and a Scan needs that of each result."""
+    text = """(float[3,2] x) => (float[3,2] y) <int64 n = {20}> {
+        c = Loop <body = b (int64 i, bool g, float[3,2] s) => (bool h, float[3,2] t) { h = Identity (g) t = Tanh (s) }>
+            (n, , x)
+        w = Scan <num_scan_inputs = 1, body = d (float[2] e) => (float[3,2] o) { p = Mul (c, e) o = Sin (p) }> (x)
+        y = ReduceSum <keepdims = 0> (w, k)
+    }"""
+    report = check(model(text, k=np.zeros(1, np.int64)))
+    assert report.passed
+    assert report.precision == "float64"
