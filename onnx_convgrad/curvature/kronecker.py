@@ -163,12 +163,21 @@ class _Layer:
         dtype = self.weight.dtype or ir.DataType.FLOAT
         return new_input(self.e, f"{self.weight.name}_{kind}_basis", dtype, ir.Shape([size, size]))
 
+    def _scales(self) -> tuple[float, float]:
+        """Factors of inputs and gradients: a Gemm multiplies its product by alpha, and by beta its bias, whose block is B."""
+        node = self.layer.node
+        if not is_op(node, "Gemm"):
+            return 1.0, 1.0
+        alpha, beta = (Call(node).float(name, 1.0) for name in ("alpha", "beta"))
+        beta = beta if len(node.inputs) > 2 and beta else 1.0
+        return alpha / beta, beta
+
     def inputs(self) -> ir.Value:
         """The inputs of each place of each sample: `[N, S, in]`."""
         e, x = self.e, self.layer.node.inputs[0]
         assert x is not None
         if not self.layer.convolves:
-            return self._places(e.swap_last(x) if self.layer.summed[0] == 0 else x)
+            return e.mul(self._places(e.swap_last(x) if self.layer.summed[0] == 0 else x), self._scales()[0])
         assert self.weight.shape is not None, "its sizes are known"
         _, channels, *kernel = self.weight.shape.numpy()
         x, win, _ = padded_data(e, Call(self.layer.node))
@@ -177,7 +186,9 @@ class _Layer:
 
     def gradients(self, g: ir.Value) -> ir.Value:
         """The gradients of each place of each sample: `[N, S, out]`."""
-        return self.e.transpose(self._flat_places(g), [0, 2, 1]) if self.layer.convolves else self._places(g)
+        if self.layer.convolves:
+            return self.e.transpose(self._flat_places(g), [0, 2, 1])
+        return self.e.mul(self._places(g), self._scales()[1])
 
     def _flat_places(self, value: ir.Value) -> ir.Value:
         """`[N, C, S]` from `[N, C, ...]`."""

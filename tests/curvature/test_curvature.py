@@ -146,6 +146,21 @@ def test_factors_of_one_sample_are_exact(name: str) -> None:
     assert_allclose(b, block[20:25, 20:25], **tolerance)  # the bias behind
 
 
+@pytest.mark.parametrize(("alpha", "beta"), [(0.5, 1.0), (0.5, 2.0), (2.0, 0.5)])
+def test_factors_of_a_gemm_with_alpha_and_beta(alpha: float, beta: float) -> None:
+    text = "(double[N,4] x) => (double[N,3] y) {{ h = Gemm <alpha = {}, beta = {}> (x, w, c) y = Gemm <transB = 1> (h, v) }}"
+    model = graph_of(text.format(alpha, beta), **STORED)
+    feed = fed("mse", 1)
+    found = run(curvature.kfac(model, loss="mse"), feed)
+    row = STORED["v"] * np.sqrt(2 / 3)  # the root of the Hessian of the loss times the derivative by h
+    assert_allclose(
+        found["w_input_covariance"][:, None, :, None] * found["w_gradient_covariance"][None, :, None, :],
+        alpha**2 * np.einsum("ni,nj,ka,kb->iajb", feed["x"], feed["x"], row, row),
+        **TOL,
+    )
+    assert_allclose(found["w_gradient_covariance"], beta**2 * row.T @ row, **TOL)
+
+
 def _own(net: Classifier, x: torch.Tensor, *, reduce: bool) -> dict[str, np.ndarray]:
     """Factors of the three layers by their definition, for the cross entropy with reduction mean."""
     layers = {"w1": net.conv1, "w2": net.conv2, "v": net.linear}
