@@ -152,7 +152,7 @@ class AvoidRuntimeFaults(NodePass):
 
 
 class WriteFloat64(NodePass):
-    """Write float64 nodes that the CPU has no kernel for by their function bodies; see quirks.FLOAT64_ACTIVATIONS."""
+    """Write float64 nodes without a kernel, except on CUDA, by their function bodies; see quirks.FLOAT64_ACTIVATIONS."""
 
     operators = tuple("Elu HardSigmoid HardSwish LeakyRelu Mish PRelu Selu Softplus Softsign ThresholdedRelu".split())
     label = "float64"
@@ -164,7 +164,8 @@ class WriteFloat64(NodePass):
 
     def rewrite_node(self, e: Emitter, node: ir.Node) -> ir.Value | None:
         """Rewrite one node."""
-        if node.outputs[0].dtype is not ir.DataType.DOUBLE:
+        has_kernels = self.target is not None and ir.DataType.DOUBLE in self.target.conv_dtypes
+        if node.outputs[0].dtype is not ir.DataType.DOUBLE or has_kernels:
             return None
         result = emit_body(e, Call(node), CANONICAL_OPSET)[0][0]
         return None if result is None else e.typed(result, node.outputs[0])

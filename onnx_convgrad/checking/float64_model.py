@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.backends.cpu.widen_bfloat16 import WidenBfloat16
+from onnx_convgrad.backends.runtime_faults import WriteFloat64
 from onnx_convgrad.checking.float64_session import Float64Session, needs_kernels
 from onnx_convgrad.errors import ConvGradError
 from onnx_convgrad.ir.emit import DOMAIN
@@ -86,7 +87,7 @@ def prepared(
         convert_floats(graph, ir.DataType.DOUBLE)
     lower(graph, replace(target_named("cpu"), loops=False))  # nodes with a body cannot be run one by one
     m.opset_imports.pop(DOMAIN, None)
-    run_passes(m, [WidenBfloat16()])
+    run_passes(m, [WidenBfloat16(), WriteFloat64()])
     change(graph)
     for node in graph.all_nodes():  # declared sizes may be those of other inputs; a Scan needs ranks
         for value in node.outputs:

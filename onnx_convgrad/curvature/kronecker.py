@@ -164,7 +164,7 @@ class _Layer:
         return new_input(self.e, f"{self.weight.name}_{kind}_basis", dtype, ir.Shape([size, size]))
 
     def _scales(self) -> tuple[float, float]:
-        """Factors of inputs and gradients: a Gemm multiplies its product by alpha, and by beta its bias, whose block is B."""
+        """Factors of inputs and gradients: alpha of a Gemm for its product, and beta for its bias, whose block is B."""
         node = self.layer.node
         if not is_op(node, "Gemm"):
             return 1.0, 1.0

@@ -68,12 +68,12 @@ def recompute(built: Built) -> None:
 def fit_provider(built: Built) -> None:
     """Rewrite what the provider lacks, computes wrongly or is slow at."""
     target = built.target
-    fast = [WriteFloat64(target), WidenBfloat16(target)] if target.on_cpu else []
-    fast += [UseFastForms(target, training=built.options.training)] if target.on_cpu else []
+    fast = [WidenBfloat16(target), UseFastForms(target, training=built.options.training)] if target.on_cpu else []
     fast += [CompareInsteadOfClamping(target)] if target.slow_clamps else []
     copies = [CopyPackedWeights(target)] if target.packs_once else []
     forms = [
         AvoidRuntimeFaults(target),
+        WriteFloat64(target),
         ReplaceMissingOperators(target),
         ReplaceUnsupportedForms(target),
         StageSums(target),

@@ -439,3 +439,7 @@ def test_a_scan_in_which_the_runtime_finds_no_rank() -> None:
     report = check(model(text, k=np.zeros(1, np.int64)))
     assert report.passed
     assert report.precision == "float64"
+
+
+def test_a_model_of_float64_with_a_function_that_has_no_kernel() -> None:
+    assert check(model("(double[2,3] x) => (double[2,3] y) { h = Mish (x) y = Selu (h) }"), wrt="inputs").passed
