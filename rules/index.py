@@ -310,7 +310,10 @@ def _unscatter(
     if reduction == "mul":
         return _unscatter_product(e, data, updates, gy, gather, reduce)
 
-    at_data, at_updates = e.compare("Equal", data, n.y), e.compare("Equal", updates, gather(n.y))
+    # see quirks.FLOAT16_UNROUNDED
+    x, u = e.wide(data), e.wide(updates)
+    y = n.y if x is data else e.typed(reduce(x, u, reduction), x)
+    at_data, at_updates = e.compare("Equal", x, y), e.compare("Equal", u, e.typed(gather_(y), u))
 
     def share() -> ir.Value:
         ties = reduce(e.mask(at_data, data), e.mask(at_updates, data), "add")

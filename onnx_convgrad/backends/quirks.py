@@ -227,6 +227,14 @@ FLOAT16_SCATTER_ADD = Quirk(
     "ScatterElements with reduction=add has no float16 kernel.",
     "onnx_convgrad.rules.movement",
 )
+FLOAT16_UNROUNDED = Quirk(
+    "FLOAT16_UNROUNDED",
+    "onnxruntime",
+    "",
+    "A float16 value from an operator without a float16 kernel is not rounded for others of that kind; it then differs from "
+    "its maximum by ScatterElements, which is rounded.",
+    "onnx_convgrad.rules.index",
+)
 FLOAT64_ACTIVATIONS = Quirk(
     "FLOAT64_ACTIVATIONS",
     "onnxruntime",

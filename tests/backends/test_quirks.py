@@ -143,6 +143,12 @@ def pad_trims_all(_: Path) -> bool:
     return bool(run(model, {"x": 1 + numbers(2, 3) ** 2})["y"].any())
 
 
+def float16_unrounded(_: Path) -> bool:
+    body = 'x = Exp(v) y = ScatterElements<reduction = "max">(x, i, u) z = Equal(x, y)'
+    model = parsed(body, "float16[64] v", "bool[64] z, float16[64] y", "<int64[1] i = {0}, float16[1] u = {0}>")
+    return not run(model, {"v": numbers(64).astype(np.float16)})["z"].all()
+
+
 def quantized_error(body: str, outputs: str, folder: Path) -> float:
     """The largest error of the first output after ONNX Runtime's quantizer."""
     from onnxruntime import quantization  # it is slow to import

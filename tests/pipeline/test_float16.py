@@ -27,9 +27,11 @@ BODIES = [
     "y = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (s)",
     "y = GlobalMaxPool (s)",
     "y, places = TopK (s, two)",
+    'y = ScatterElements <reduction = "max"> (s, place, spot)',
+    'y = ScatterElements <axis = 3, reduction = "min"> (s, place, spot)',
     "larger = Greater (s, x)  y = Where (larger, s, x)",
 ]
-NUMBERS = {"low": -0.5, "high": 0.5, "zero": 0.0, "six": 6.0, "third": 0.3}
+NUMBERS = {"low": -0.5, "high": 0.5, "zero": 0.0, "six": 6.0, "third": 0.3, "spot": [[[[0.1]]]]}
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -39,7 +41,8 @@ def test_slopes_of_computed_data(body: str) -> None:
     got: dict[str, np.ndarray] = {}
     seed = None
     for kind, dtype in (("float16", np.float16), ("float", np.float32)):
-        text = f"""({kind}[1, 2, 4, 4] x) => ({kind}[?, ?, ?, ?] y) <int64[1] last = {{3}}, int64[1] two = {{2}}> {{
+        text = f"""({kind}[1, 2, 4, 4] x) => ({kind}[?, ?, ?, ?] y) <int64[1] last = {{3}},
+            int64[1] two = {{2}}, int64[1,1,1,1] place = {{0}}> {{
             mean = ReduceMean (x, last)  part = Mul (mean, third)  s = Sub (x, part)  {body}
         }}"""
         model = graph_of(text, opset=18, **{name: np.array(number, dtype) for name, number in NUMBERS.items()})
