@@ -70,12 +70,14 @@ class _Formula:
         """The leaves."""
         return [self.nodes[place].inputs[index] for place, index in self.leaves]  # type: ignore[misc] # none is missing
 
+    def sources(self) -> set[ir.Node]:
+        """The nodes outside whose results the region reads."""
+        read = {v for node in self.nodes for v in node.inputs if v is not None}
+        return {node for v in read if (node := v.producer()) is not None} - {*self.nodes}
+
     def ready(self, places: Places) -> float:
         """The place of the last node that the region depends on."""
-        own = {node.outputs[0] for node in self.nodes}
-        read = {v for node in self.nodes for v in node.inputs if v is not None} - own
-        producers = [node for v in read if (node := v.producer()) is not None]
-        return max((places.get(node, _END) for node in producers), default=-1)
+        return max((places.get(node, _END) for node in self.sources()), default=-1)
 
     def is_gradient(self) -> bool:
         """Whether the results are graph outputs that do not depend on their old values, unlike those of updates.
@@ -210,11 +212,12 @@ def _batches(group: Sequence[_Formula], places: Places) -> Sequence[Sequence[_Fo
     """Sets of formulas such that all operands are computed before the first result is read."""
     batches, group = [], sorted(group, key=lambda formula: formula.ready(places))
     while group:
-        due, count = _END, 0
+        due, count, members = _END, 0, set[ir.Node]()
         for formula in group:
             due = min(due, formula.due(places))
-            if formula.ready(places) >= due:
+            if formula.ready(places) >= due or not members.isdisjoint(formula.sources()):
                 break
+            members.update(formula.nodes)
             count += 1
         count = max(count, 1)
         parts = -(-count // _MOST)

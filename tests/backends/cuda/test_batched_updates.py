@@ -112,6 +112,14 @@ def test_a_chain_is_left_alone() -> None:
     assert _batched(_model("", [5] * 5, chain + " " + results))["Add"] == 5
 
 
+def test_a_formula_that_reads_the_result_of_another_waits_for_it() -> None:
+    formula = """
+        a{i} = Mul (p{i}, g{i}) q{i} = ReduceSum (a{i}) b{i} = Mul (a{i}, g{i}) r{i} = ReduceSum (b{i})
+        c{i} = Max (q{i}, r{i}) p{i}_next = Tile (c{i}, five{i})
+    """
+    assert _batched(_model("five{i} = Constant <value_ints = [5]> ()" + formula, [5] * 5))["Mul"] == 6
+
+
 def test_values_read_in_bodies_are_left_alone() -> None:
     branch = "graph () => (float[5] z) {{ z = Neg (d{i}) }}"
     formula = f"d{{i}} = Mul (g{{i}}, rate) p{{i}}_next = If (ok) <then_branch = {branch}, else_branch = {branch}>"
