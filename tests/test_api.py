@@ -15,6 +15,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import onnx_convgrad as og
+from onnx_convgrad.errors import ModelError
+from onnx_convgrad.ir.notes import CONSTANTS
 from onnx_convgrad.pipeline.options import COMPOSITIONS
 from onnx_convgrad.runtime import run
 from tests.support.one_input import gradient_map, graph_of
@@ -204,6 +206,23 @@ def test_a_target_is_its_own_gradient() -> None:
     seed = RNG.standard_normal((2, 3, 4, 4)).astype(np.float32)
     result = run(model, {name: seed if name.startswith("a_grad") else X for name in inputs(model)})
     np.testing.assert_array_equal(result[gradient_map(model)["a"]], seed)
+
+
+@pytest.mark.parametrize("target", ["cpu", "web", "portable"])
+def test_a_result_has_the_parameters_of_its_model(target: str) -> None:
+    """Not the running statistics, which gradients read in products, and not the constants of lowerings, also in bodies."""
+    path = "examples/models/digits_cnn.onnx"
+    own = og.load(path).parameters
+    results = [
+        og.augment(path, target=target),
+        og.jacobian(path, wrt="image", target=target),
+        og.augment(og.augment(path, wrt="inputs", target=target), wrt="conv1.weight", of="image_grad", target=target),
+    ]
+    assert all(og.load(result).parameters == own for result in results)
+    note = next(entry for entry in results[0].metadata_props if entry.key == CONSTANTS)
+    note.value = "{}"
+    with pytest.raises(ModelError, match="constants' cannot be used"):
+        og.load(results[0])
 
 
 def test_kinds_of_model_and_no_mutation(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.forms import NUMBER, Is, check_form, parse_json
 from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.errors import ArgumentError, ModelError
+from onnx_convgrad.ir.notes import CONSTANTS
 
 LABELS, PREPROCESSING = "onnx_convgrad.labels", "onnx_convgrad.preprocessing"
 STATES = "onnx_convgrad.states"
@@ -137,6 +138,15 @@ def states_of(model: ir.Model) -> dict[str, str]:
     except ArgumentError as problem:
         raise _unusable(STATES, problem.message.rstrip(".")) from problem
     return known
+
+
+def constants_of(model: ir.Model) -> list[str]:
+    """The stored values that a result of this package notes as constants.
+
+    Raises:
+        ModelError: The metadata is damaged.
+    """
+    return _parsed(model, CONSTANTS, lambda text: parse_json(text, [str])) or []
 
 
 def outputs_beside(states: Mapping[str, str], outputs: Iterable[str]) -> list[str]:

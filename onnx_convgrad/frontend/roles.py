@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -26,11 +27,21 @@ from onnx_convgrad.frontend.exporters.folded import (
     stands_for_parameter,
 )
 from onnx_convgrad.frontend.exporters.pytorch import sources
+from onnx_convgrad.frontend.metadata import constants_of
 from onnx_convgrad.frontend.quantizers import INTEGER_WEIGHTS, acting_nodes
 from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.constants import constant_of
-from onnx_convgrad.ir.nodes import is_op, subgraphs
-from onnx_convgrad.ir.notes import INITIALIZER_KIND, ROLES, is_bound, is_declared_parameter, is_fixed, was_constant_node
+from onnx_convgrad.ir.nodes import is_op, nested_graphs, subgraphs
+from onnx_convgrad.ir.notes import (
+    CONSTANTS,
+    INITIALIZER_KIND,
+    ROLES,
+    is_bound,
+    is_declared_parameter,
+    is_fixed,
+    mark_fixed,
+    was_constant_node,
+)
 from onnx_convgrad.ir.passes import GraphPass
 
 Kind = Literal["input", "parameter", "statistic", "buffer", "unclear", "constant"]
@@ -103,11 +114,28 @@ def readers(value: ir.Value) -> Iterator[ir.Node]:
                 yield from readers(result)
 
 
+def note_constants(model: ir.Model) -> None:
+    """Write into the metadata of a result which of its stored values are not parameters, for when it is loaded again.
+
+    A graph that was written, not loaded, has no roles, and gets no such note.
+    """
+    found: Mapping[str, Role] | None = model.graph.meta.get(ROLES)
+    if found is None:
+        return
+    trained = {name for name, role in found.items() if role.kind in ("parameter", "unclear")}
+    stored = {n: v for g in (model.graph, *nested_graphs(model.graph)) for n, v in g.initializers.items()}
+    names = [name for name, value in stored.items() if floating(value) and name not in trained]
+    model.metadata_props[CONSTANTS] = json.dumps(names)
+
+
 class NoteRoles(GraphPass):
     """Find the roles of the values of a canonical graph, and keep them with it and its copies."""
 
     def rewrite(self, model: ir.Model) -> bool:
         graph = model.graph
+        for name in constants_of(model):
+            if name in graph.initializers:
+                mark_fixed(graph.initializers[name])
         trained = _parameters(graph)
         normalizing = [node for node in graph if is_op(node, "BatchNormalization")]
         averaged = dict.fromkeys(v for node in normalizing for v in node.inputs[3:5] if v is not None)

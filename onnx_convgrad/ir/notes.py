@@ -21,6 +21,9 @@ DERIVATIVE_INPUTS = "onnx_convgrad.seeds"
 Written by `pipeline` for users and for `check`.
 """
 
+CONSTANTS = "onnx_convgrad.constants"
+"""JSON list: stored floating values that are not parameters. Written by `pipeline`, read when a result is loaded again."""
+
 UPDATES = "onnx_convgrad.updates"
 """JSON object: stored tensor -> graph output with its next value. Written by `gradient_ops` for users."""
 

@@ -11,6 +11,7 @@ from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import first_few
 from onnx_convgrad.frontend import verify as checks
 from onnx_convgrad.frontend.opset.newer import restore_newer
+from onnx_convgrad.frontend.roles import note_constants
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.nodes import all_nodes, is_op
 from onnx_convgrad.ir.notes import ORIGIN
@@ -50,6 +51,7 @@ def clean_up(built: Built) -> None:
     for unused in m.opset_imports.keys() - domains:
         del m.opset_imports[unused]
     record_loops(m)
+    note_constants(m)
     m.producer_name, m.producer_version = "onnx_convgrad", __version__
 
 
