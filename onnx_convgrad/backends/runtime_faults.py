@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.function_bodies import emit_body
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter, static_dims
+from onnx_convgrad.ir.kernels import CPU_WITHOUT_FLOAT64
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import NodePass
 
@@ -154,7 +155,7 @@ class AvoidRuntimeFaults(NodePass):
 class WriteFloat64(NodePass):
     """Write float64 nodes without a kernel, except on CUDA, by their function bodies; see quirks.FLOAT64_ACTIVATIONS."""
 
-    operators = tuple("Elu HardSigmoid HardSwish LeakyRelu Mish PRelu Selu Softplus Softsign ThresholdedRelu".split())
+    operators = CPU_WITHOUT_FLOAT64
     label = "float64"
     bodies = True
 

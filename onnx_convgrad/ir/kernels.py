@@ -21,6 +21,11 @@ CPU_ALL_TYPES = frozenset(
 )
 """Operators with kernels for all element types, bfloat16 among them."""
 
+CPU_WITHOUT_FLOAT64 = tuple(
+    "Elu HardSigmoid HardSwish LeakyRelu Mish PRelu Selu Softplus Softsign ThresholdedRelu".split()
+)
+"""Functions without a float64 kernel."""
+
 # -- CUDA --------------------------------------------------------------------------------------------------------------
 
 CUDA_LAST_OPSET = 21
