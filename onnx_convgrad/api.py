@@ -147,7 +147,7 @@ def jvp(
     """Return the derivative of each member of `of` along a direction of `wrt`: Jacobian-vector products, by forward mode.
 
     Each member `x` of `wrt` gets a graph input `x_tangent` of its shape and dtype, each `y` of `of` an output `y_tangent`.
-    If a member depends on others, its direction is added to what theirs give it.
+    If a member depends on others, its tangent is the sum of its own input and of what follows from the inputs of the others.
     Other arguments, result and errors as for `augment`.
 
     Args:

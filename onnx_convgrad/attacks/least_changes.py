@@ -181,7 +181,7 @@ class _Search:
         self.x, self.steps, self.rate, self.confidence = x, steps, rate, confidence
         self.middle, self.half = e.mul(e.add(x.low, x.high), 0.5), e.mul(e.sub(x.high, x.low), 0.5)
         scaled = e.mul(e.div(e.sub(x.input, self.middle), self.half), _INSIDE)
-        # Atanh, of which ONNX Runtime has no kernel for float64
+        # this is Atanh, for which ONNX Runtime has no float64 kernel
         self.origin = x.like_input(e.mul(e.op("Log", e.div(e.add(scaled, 1), e.sub(1, scaled))), 0.5))
         self.rebuilt = x.like_input(e.add(e.mul(e.op("Tanh", self.origin), self.half), self.middle))
         self.still = e.zeros_like(x.input)

@@ -25,8 +25,9 @@ def forward(
 ) -> dict[ir.Value, ir.Value]:
     """Emit the tangents of `targets`, given those of some sources, as `backward` does for cotangents.
 
-    A target that depends on no source is absent in the result: its tangent is zero. With `directions`, a source that depends
-    on others gets the tangent that these give it in addition to its own, so that this is the transpose of `backward`.
+    A target that depends on no source is absent in the result: its tangent is zero. A source that depends on others
+    keeps the tangent that is given. With `directions`, what follows from the others is added, so that this is the transpose
+    of `backward`.
     """
     walk = _ForwardWalk(e, Activity.between(tangents, targets, e.order), tangents)
     for node in walk.activity.nodes:
@@ -34,9 +35,11 @@ def forward(
         if walk.blocked(node, rule):
             continue
         with walk.at(node):
-            pushed = dict(walk.push(Call(node), rule))
-            given = {y: tangents[y] for y in pushed if y in tangents}
-            walk.tangents.update(pushed | ({y: e.add(t, pushed[y]) for y, t in given.items()} if directions else given))
+            for y, pushed in dict(walk.push(Call(node), rule)).items():
+                if y not in tangents:
+                    walk.tangents[y] = pushed
+                elif directions:
+                    walk.tangents[y] = e.add(tangents[y], pushed)
     walk.finish()
     return {v: walk.tangents[v] for v in targets if v in walk.tangents}
 

@@ -117,7 +117,7 @@ QUANTIZED_OUTPUT = Quirk(
     "QUANTIZED_OUTPUT",
     "onnxruntime",
     "",
-    "The quantizer gives an output that only a Relu or Clip reads the range behind that.",
+    "The quantizer calibrates an output that only a Relu or Clip reads by the range of that node's result, and so clips it.",
     "onnx_convgrad.quantization.insert",
 )
 RESIZE_ROUNDING = Quirk(

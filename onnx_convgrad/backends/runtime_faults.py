@@ -153,18 +153,21 @@ class AvoidRuntimeFaults(NodePass):
 
 
 class WriteFloat64(NodePass):
-    """Write float64 nodes without a kernel, except on CUDA, by their function bodies; see quirks.FLOAT64_ACTIVATIONS."""
+    """Replace float64 nodes without a kernel by their function bodies; CUDA has kernels. See quirks.FLOAT64_ACTIVATIONS."""
 
     operators = CPU_WITHOUT_FLOAT64
     label = "float64"
     bodies = True
 
     def rewrite(self, model: ir.Model) -> bool:
-        """Rewrite all nodes, and then those of the bodies that were written."""
-        return super().rewrite(model) and (self.rewrite(model) or True)
+        """Rewrite all nodes, and then those among what was written for them."""
+        changed = False
+        while super().rewrite(model):
+            changed = True
+        return changed
 
     def rewrite_node(self, e: Emitter, node: ir.Node) -> ir.Value | None:
-        """Rewrite one node."""
+        """Return the result of the function body of a float64 node."""
         has_kernels = self.target is not None and ir.DataType.DOUBLE in self.target.conv_dtypes
         if node.outputs[0].dtype is not ir.DataType.DOUBLE or has_kernels:
             return None

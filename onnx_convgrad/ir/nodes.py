@@ -10,6 +10,9 @@ import onnx_ir as ir
 
 _BODIES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
+REDUCTIONS = tuple(f"Reduce{name}" for name in "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split())
+"""Operators that reduce a value over some of its axes."""
+
 
 def is_op(node: ir.Node | None, *op_types: str) -> TypeGuard[ir.Node]:
     """Whether a node exists and is one of these operators of ai.onnx (onnx_ir writes that domain as empty)."""

@@ -215,7 +215,7 @@ def _leaf(value: ir.Value, facts: Facts) -> Summand:
 
 
 def _unguarded(count: ir.Value) -> ir.Value:
-    """The number in a Max or Clip that makes a count at least 1, or a little above 0: nothing counts for nothing."""
+    """The count in front of a Max or Clip that keeps it from 0, so that a batch in which nothing counts has the weight 0."""
     inner = count
     while (node := inner.producer()) is not None and arranges(node) and node.inputs[0] is not None:
         inner = node.inputs[0]

@@ -132,7 +132,7 @@ LossLike: TypeAlias = OneLoss | Mapping[str, Entry | SupportsFloat | Schedule] |
 def resolve(graph: ir.Graph, loss: LossLike, outputs: Sequence[str] | None = None) -> tuple[Term, ...]:
     """Resolve `loss` for a graph; a loss that names no output is of the only floating one in `outputs`.
 
-    Labels get names that the graph has not.
+    Labels get names that no value of the graph has.
 
     Raises:
         ArgumentError: A name is unknown, the output is ambiguous, or a loss has the wrong type.

@@ -118,20 +118,21 @@ def float_model(model: AnyModel) -> ir.Model:
 
 
 def _avoid_faults(graph: ir.Graph) -> None:
-    """Write what ONNX Runtime's quantizer would change; see quirks.QUANTIZED_BETA and QUANTIZED_OUTPUT."""
+    """Rewrite what ONNX Runtime's quantizer would change; see quirks.QUANTIZED_BETA and QUANTIZED_OUTPUT."""
     names = Namespace.of_values(graph)
     for node in list(graph):
-        x, beta = node.inputs[0] if node.inputs else None, Call(node).float("beta", 1.0) if is_op(node, "Gemm") else 1.0
+        x = node.inputs[0] if node.inputs else None
         if is_op(node, "Relu", "Clip") and x is not None and x.is_graph_output():
             between = ir.node("Identity", [x], name=names.claim(f"{x.name}_kept"))
             between.outputs[0].type, between.outputs[0].shape = x.type, x.shape
             graph.insert_before(node, between)
             node.replace_input_with(0, between.outputs[0])
-        bias = node.inputs[2] if beta != 1 and len(node.inputs) > 2 else None
-        if bias is not None and bias.const_value is not None:
-            scaled = array_of(bias) * np.asarray(beta, bias.const_value.dtype.numpy())
-            node.replace_input_with(2, store(graph, names.claim(f"{bias.name}_scaled"), scaled))
-            del node.attributes["beta"]
+        elif is_op(node, "Gemm") and (beta := Call(node).float("beta", 1.0)) != 1:
+            bias = node.inputs[2] if len(node.inputs) > 2 else None
+            if bias is not None and bias.const_value is not None:
+                scaled = array_of(bias) * np.asarray(beta, bias.const_value.dtype.numpy())
+                node.replace_input_with(2, store(graph, names.claim(f"{bias.name}_scaled"), scaled))
+                del node.attributes["beta"]
 
 
 class _Reader:

@@ -23,6 +23,7 @@ from onnx_convgrad.frontend.opset import converters_training as training
 from onnx_convgrad.frontend.opset.contrib import CONTRIB
 from onnx_convgrad.frontend.opset.rewriter import Converter, Rewriter, is_used
 from onnx_convgrad.ir.constants import constant_of
+from onnx_convgrad.ir.nodes import REDUCTIONS
 from onnx_convgrad.ir.notes import RATIO
 
 _FLOAT_MAX = float(np.finfo(np.float32).max)
@@ -246,10 +247,8 @@ def _exponent(h: Rewriter) -> None:
         h.set_inputs(h.required(0), h.e.cast(y, ir.DataType.INT64))
 
 
-_ATTRIBUTE_AXES = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
-
 CONVERTERS: dict[str, tuple[Conversion, ...]] = {
-    **{f"Reduce{name}": (Conversion(18, _axes_input),) for name in _ATTRIBUTE_AXES},
+    **dict.fromkeys(REDUCTIONS, (Conversion(18, _axes_input),)),
     "ReduceSum": (Conversion(13, _axes_input),),
     "Squeeze": (Conversion(13, _axes_input),),
     "Unsqueeze": (Conversion(13, _as_inputs("axes")),),

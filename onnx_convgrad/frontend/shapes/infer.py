@@ -18,7 +18,7 @@ from onnx_convgrad.frontend.usable import has_known_operands
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import forget_constants
 from onnx_convgrad.ir.convolution import declared_rank
-from onnx_convgrad.ir.nodes import all_nodes, is_op, nested_graphs
+from onnx_convgrad.ir.nodes import REDUCTIONS, all_nodes, is_op, nested_graphs
 from onnx_convgrad.ir.passes import GraphPass
 from onnx_convgrad.ir.pooling import POOLS
 from onnx_convgrad.ir.serialize import skeleton
@@ -187,7 +187,7 @@ def _order(n: Call) -> int | None:
 _RANKS: dict[str, tuple[int, Callable[[Call], int | None]]] = {
     **dict.fromkeys(("Conv", "ConvTranspose"), (2, _windows)),
     **dict.fromkeys(POOLS, (1, _windows)),
-    **{f"Reduce{name}": (1, _kept) for name in "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split()},
+    **dict.fromkeys(REDUCTIONS, (1, _kept)),
     "Gemm": (2, lambda _: 2),
     "Transpose": (1, _order),
 }

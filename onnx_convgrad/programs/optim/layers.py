@@ -69,7 +69,7 @@ def _uses(graph: ir.Graph, names: Mapping[str, object]) -> list[tuple[ir.Node, d
 
 
 def _is_vector(node: ir.Node, value: ir.Value, shape: tuple[int, ...]) -> bool:
-    """Whether a parameter is a bias or a scale: one that meets data entry by entry, or has some axes of a node's weight."""
+    """Whether a parameter is a bias or a scale: it meets data entry by entry, or has fewer axes than the weight."""
     if is_elementwise(node):
         return not _is_matrix(shape)
     rule, call = rule_of(node), Call(node)
